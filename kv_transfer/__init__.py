@@ -1,0 +1,1 @@
+"""The KV transfer from prefill to decode: the connector, its parameters and its NIXL agent."""

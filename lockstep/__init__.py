@@ -1,0 +1,1 @@
+"""What the Lockstep services share: command line, RPC, node runtime, configuration, errors, logging."""

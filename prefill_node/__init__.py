@@ -1,0 +1,1 @@
+"""The prefill service: vLLM engines that compute prompts and push their KV cache to decode nodes."""

@@ -1,0 +1,96 @@
+"""Service configuration: frozen, validated at load, from flags over environment over defaults.
+
+A service declares one `ServiceConfig` subclass. Each field is a flag (`--side-channel-port`) and an environment
+variable (`LOCKSTEP_SIDE_CHANNEL_PORT`). Whatever the flags leave over goes to vLLM's own parser unchanged.
+"""
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from pydantic import SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from lockstep.errors import ConfigError
+
+ENV_PREFIX = "LOCKSTEP_"
+
+SHARED_ENVIRONMENT = frozenset({"LOCKSTEP_CPU_PLATFORM", "LOCKSTEP_CPU_CORES", "LOCKSTEP_STATE_DIR"})
+"""Variables that are no field of a service: the CPU platform plugin and `lockstep up` read them."""
+
+
+class ServiceConfig(BaseSettings):
+    """Base of the services' configuration; instances are frozen and handed down, never global."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, frozen=True, extra="forbid", cli_parse_args=False, env_ignore_empty=True
+    )
+
+    @classmethod
+    def load(cls, argv: Sequence[str], prog: str, description: str) -> tuple[Self, list[str]]:
+        """Read the configuration and return it with the arguments that are not ours.
+
+        Raises ConfigError for a bad value, and for a LOCKSTEP_ variable that nothing reads.
+        """
+        given, rest = cls.parser(prog, description).parse_known_args(argv)
+        cls._refuse_unknown_environment(os.environ)
+        try:
+            return cls(**vars(given)), rest
+        except ValidationError as error:
+            raise ConfigError(cls._explain(error)) from error
+
+    @classmethod
+    def parser(cls, prog: str, description: str) -> argparse.ArgumentParser:
+        """The parser of this service's own flags; flags that were not given are absent from its result."""
+        parser = argparse.ArgumentParser(
+            prog=prog,
+            description=description,
+            add_help=False,
+            allow_abbrev=False,
+            argument_default=argparse.SUPPRESS,
+        )
+        group = parser.add_argument_group("Lockstep")
+        for name, field in cls.model_fields.items():
+            default = "" if field.is_required() else f" (default: {field.default})"
+            group.add_argument(
+                _flag(name), dest=name, metavar=name.upper(), help=f"{field.description or ''}{default}"
+            )
+        return parser
+
+    def masked(self) -> dict[str, Any]:
+        """All values for the one line printed at start, secrets masked."""
+        return {
+            name: "***" if isinstance(value, SecretStr) else value
+            for name, value in self.model_dump(mode="python").items()
+        }
+
+    @classmethod
+    def _refuse_unknown_environment(cls, environment: Mapping[str, str]) -> None:
+        known = SHARED_ENVIRONMENT | {ENV_PREFIX + name.upper() for name in cls._all_fields()}
+        for variable in environment:
+            if variable.startswith(ENV_PREFIX) and variable not in known:
+                raise ConfigError(
+                    f"environment variable {variable} is not one that Lockstep reads; remove it"
+                )
+
+    @classmethod
+    def _all_fields(cls) -> set[str]:
+        """Fields of every loaded service configuration, since one env file may serve several services."""
+        return {name for sub in _subclasses(ServiceConfig) for name in sub.model_fields}
+
+    @classmethod
+    def _explain(cls, error: ValidationError) -> str:
+        lines = []
+        for item in error.errors():
+            name = str(item["loc"][0]) if item["loc"] else "configuration"
+            lines.append(f"{_flag(name)}: {item['msg']} (got {item.get('input')!r})")
+        return "; ".join(lines)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _subclasses(cls: type[ServiceConfig]) -> list[type[ServiceConfig]]:
+    return [leaf for sub in cls.__subclasses__() for leaf in (sub, *_subclasses(sub))]

@@ -1,0 +1,106 @@
+"""The one tree of errors that Lockstep raises, and how each looks to a client.
+
+    LockstepError
+    ├── ConfigError               a flag, environment variable or file is wrong; the process does not start
+    ├── InvalidRequestError       the request cannot be served as it stands
+    │   └── WrongLegError         a node was sent work of the other role
+    ├── UnavailableError          nothing can take the request now; the same request may work later
+    │   ├── NoPrefillNodeError    no ready prefill rank fits
+    │   ├── NoDecodeNodeError     no ready decode rank fits
+    │   ├── DrainingError         the node or proxy is shutting down
+    │   └── NodeLostError         the node that held the request went away
+    ├── KVTransferError           the KV cache did not reach the decode rank
+    ├── DeadlineError             the request did not finish in its time
+    └── InternalError             anything else; the cause is in the log only
+
+Each class declares what the two mappers (proxy/http_errors.py and lockstep/rpc/status.py) need. The message of
+an error is shown to the client, so it never holds a prompt, a path or a peer's address.
+"""
+
+from typing import ClassVar
+
+
+class LockstepError(Exception):
+    """Base of all; not raised itself."""
+
+    http_status: ClassVar[int] = 500
+    grpc_code: ClassVar[str] = "INTERNAL"
+    type: ClassVar[str] = "InternalServerError"
+    retryable: ClassVar[bool] = False
+
+
+class ConfigError(LockstepError):
+    """A flag, environment variable or file is wrong; the message names it and a value that works."""
+
+    grpc_code = "FAILED_PRECONDITION"
+
+
+class InvalidRequestError(LockstepError):
+    """The request cannot be served as it stands; `param` names the field."""
+
+    http_status = 400
+    grpc_code = "INVALID_ARGUMENT"
+    type = "BadRequestError"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class WrongLegError(InvalidRequestError):
+    """A node was sent work of the other role."""
+
+
+class UnavailableError(LockstepError):
+    """Nothing can take the request now; the same request may work later."""
+
+    http_status = 503
+    grpc_code = "UNAVAILABLE"
+    type = "ServiceUnavailableError"
+    retryable = True
+
+
+class NoPrefillNodeError(UnavailableError):
+    """No ready prefill rank fits."""
+
+
+class NoDecodeNodeError(UnavailableError):
+    """No ready decode rank fits."""
+
+
+class DrainingError(UnavailableError):
+    """The node or proxy is shutting down."""
+
+
+class NodeLostError(UnavailableError):
+    """The node that held the request went away."""
+
+
+class KVTransferError(LockstepError):
+    """The KV cache did not reach the decode rank."""
+
+    http_status = 503
+    grpc_code = "ABORTED"
+    type = "ServiceUnavailableError"
+    retryable = True
+
+
+class DeadlineError(LockstepError):
+    """The request did not finish in its time."""
+
+    http_status = 504
+    grpc_code = "DEADLINE_EXCEEDED"
+    type = "GatewayTimeoutError"
+    retryable = True
+
+
+class InternalError(LockstepError):
+    """Anything else; the cause is in the log only."""
+
+
+def _tree(cls: type[LockstepError]) -> list[type[LockstepError]]:
+    return [cls, *(leaf for sub in cls.__subclasses__() for leaf in _tree(sub))]
+
+
+ERROR_CLASSES: dict[str, type[LockstepError]] = {cls.__name__: cls for cls in _tree(LockstepError)}
+"""By name, as `RequestError.code` carries it over the wire."""

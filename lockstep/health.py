@@ -1,0 +1,62 @@
+"""The small HTTP port of a node: /healthz (alive), /readyz (takes requests), /metrics (Prometheus)."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import uvicorn
+from fastapi import FastAPI, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from lockstep.errors import ConfigError
+
+Readiness = Callable[[], str]
+"""Returns why the service is not ready, or an empty string when it is."""
+
+
+def build_app(not_ready_because: Readiness, registry: CollectorRegistry) -> FastAPI:
+    """Liveness never touches the engine, readiness does (docs/architecture.md)."""
+    app = FastAPI(openapi_url=None)
+
+    @app.get("/healthz")
+    async def healthz() -> JSONResponse:
+        return JSONResponse({"status": "alive"})
+
+    @app.get("/readyz")
+    async def readyz() -> JSONResponse:
+        reason = not_ready_because()
+        if reason:
+            return JSONResponse({"status": "not ready", "reason": reason}, status_code=503)
+        return JSONResponse({"status": "ready"})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    return app
+
+
+def bind(host: str, port: int, flag: str) -> socket.socket:
+    """Take a TCP port, or raise ConfigError naming the flag whose value is in use."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"{flag}: cannot listen on {host}:{port}: {error.strerror}; give a free port"
+        ) from error
+    return sock
+
+
+async def serve(app: FastAPI, sock: socket.socket, stop: asyncio.Event) -> None:
+    """Serve until `stop` is set."""
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    task = asyncio.create_task(server.serve(sockets=[sock]))
+    await stop.wait()
+    server.should_exit = True
+    await task

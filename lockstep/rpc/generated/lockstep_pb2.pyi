@@ -1,0 +1,227 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_PREFILL: _ClassVar[Role]
+    ROLE_DECODE: _ClassVar[Role]
+ROLE_UNSPECIFIED: Role
+ROLE_PREFILL: Role
+ROLE_DECODE: Role
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NodeDescription(_message.Message):
+    __slots__ = ("protocol_version", "role", "group_id", "instance_id", "ready", "model", "revision", "tokenizer", "tokenizer_hash", "generation_config_hash", "dtype", "kv_cache_dtype", "block_size", "served_context_limit", "max_model_len", "num_speculative_tokens", "speculative_method", "speculative_config", "trust_remote_code", "hash_seed", "vllm_version", "nixl_version", "connector_version", "lockstep_version", "runner", "generation_config", "ranks")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_HASH_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_CONFIG_HASH_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SERVED_CONTEXT_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SPECULATIVE_METHOD_FIELD_NUMBER: _ClassVar[int]
+    SPECULATIVE_CONFIG_FIELD_NUMBER: _ClassVar[int]
+    TRUST_REMOTE_CODE_FIELD_NUMBER: _ClassVar[int]
+    HASH_SEED_FIELD_NUMBER: _ClassVar[int]
+    VLLM_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NIXL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CONNECTOR_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LOCKSTEP_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_CONFIG_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    role: Role
+    group_id: str
+    instance_id: str
+    ready: bool
+    model: str
+    revision: str
+    tokenizer: str
+    tokenizer_hash: str
+    generation_config_hash: str
+    dtype: str
+    kv_cache_dtype: str
+    block_size: int
+    served_context_limit: int
+    max_model_len: int
+    num_speculative_tokens: int
+    speculative_method: str
+    speculative_config: str
+    trust_remote_code: bool
+    hash_seed: str
+    vllm_version: str
+    nixl_version: str
+    connector_version: str
+    lockstep_version: str
+    runner: str
+    generation_config: str
+    ranks: _containers.RepeatedCompositeFieldContainer[RankDescription]
+    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., group_id: _Optional[str] = ..., instance_id: _Optional[str] = ..., ready: _Optional[bool] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., tokenizer: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., generation_config_hash: _Optional[str] = ..., dtype: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., served_context_limit: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_speculative_tokens: _Optional[int] = ..., speculative_method: _Optional[str] = ..., speculative_config: _Optional[str] = ..., trust_remote_code: _Optional[bool] = ..., hash_seed: _Optional[str] = ..., vllm_version: _Optional[str] = ..., nixl_version: _Optional[str] = ..., connector_version: _Optional[str] = ..., lockstep_version: _Optional[str] = ..., runner: _Optional[str] = ..., generation_config: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[RankDescription, _Mapping]]] = ...) -> None: ...
+
+class RankDescription(_message.Message):
+    __slots__ = ("global_rank", "local_rank", "engine_id", "side_channel_host", "side_channel_port", "tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "num_kv_blocks")
+    GLOBAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    SIDE_CHANNEL_HOST_FIELD_NUMBER: _ClassVar[int]
+    SIDE_CHANNEL_PORT_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    global_rank: int
+    local_rank: int
+    engine_id: str
+    side_channel_host: str
+    side_channel_port: int
+    tensor_parallel_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_kv_blocks: int
+    def __init__(self, global_rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., engine_id: _Optional[str] = ..., side_channel_host: _Optional[str] = ..., side_channel_port: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ...) -> None: ...
+
+class ProxyFrame(_message.Message):
+    __slots__ = ("hello", "add", "abort")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ADD_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    add: AddRequest
+    abort: AbortRequests
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., add: _Optional[_Union[AddRequest, _Mapping]] = ..., abort: _Optional[_Union[AbortRequests, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_version", "proxy_id")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROXY_ID_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    proxy_id: str
+    def __init__(self, protocol_version: _Optional[int] = ..., proxy_id: _Optional[str] = ...) -> None: ...
+
+class AddRequest(_message.Message):
+    __slots__ = ("request_id", "rank", "request")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    rank: int
+    request: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, request_id: _Optional[str] = ..., rank: _Optional[int] = ..., request: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class AbortRequests(_message.Message):
+    __slots__ = ("request_ids",)
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class NodeFrame(_message.Message):
+    __slots__ = ("welcome", "step", "load", "records", "error", "draining")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    step: StepOutputs
+    load: RankLoad
+    records: StepRecords
+    error: RequestError
+    draining: Draining
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., step: _Optional[_Union[StepOutputs, _Mapping]] = ..., load: _Optional[_Union[RankLoad, _Mapping]] = ..., records: _Optional[_Union[StepRecords, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("instance_id", "loads")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    loads: _containers.RepeatedCompositeFieldContainer[RankLoad]
+    def __init__(self, instance_id: _Optional[str] = ..., loads: _Optional[_Iterable[_Union[RankLoad, _Mapping]]] = ...) -> None: ...
+
+class StepOutputs(_message.Message):
+    __slots__ = ("rank", "outputs", "load")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    outputs: _containers.RepeatedScalarFieldContainer[bytes]
+    load: RankLoad
+    def __init__(self, rank: _Optional[int] = ..., outputs: _Optional[_Iterable[bytes]] = ..., load: _Optional[_Union[RankLoad, _Mapping]] = ...) -> None: ...
+
+class RankLoad(_message.Message):
+    __slots__ = ("rank", "num_running", "num_waiting", "kv_cache_usage")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_USAGE_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    num_running: int
+    num_waiting: int
+    kv_cache_usage: float
+    def __init__(self, rank: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ...) -> None: ...
+
+class StepRecords(_message.Message):
+    __slots__ = ("rank", "records", "dropped")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    records: _containers.RepeatedCompositeFieldContainer[StepRecord]
+    dropped: int
+    def __init__(self, rank: _Optional[int] = ..., records: _Optional[_Iterable[_Union[StepRecord, _Mapping]]] = ..., dropped: _Optional[int] = ...) -> None: ...
+
+class StepRecord(_message.Message):
+    __slots__ = ("step", "mode", "width", "rows", "tokens", "padded_tokens", "dummy", "cause")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PADDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DUMMY_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    mode: str
+    width: int
+    rows: int
+    tokens: int
+    padded_tokens: int
+    dummy: bool
+    cause: str
+    def __init__(self, step: _Optional[int] = ..., mode: _Optional[str] = ..., width: _Optional[int] = ..., rows: _Optional[int] = ..., tokens: _Optional[int] = ..., padded_tokens: _Optional[int] = ..., dummy: _Optional[bool] = ..., cause: _Optional[str] = ...) -> None: ...
+
+class RequestError(_message.Message):
+    __slots__ = ("request_id", "code", "message")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    code: str
+    message: str
+    def __init__(self, request_id: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class Draining(_message.Message):
+    __slots__ = ("deadline_s",)
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    deadline_s: float
+    def __init__(self, deadline_s: _Optional[float] = ...) -> None: ...

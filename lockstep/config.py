@@ -1,7 +1,7 @@
 """Service configuration: frozen, validated at load, from flags over environment over defaults.
 
-A service declares one `ServiceConfig` subclass. Each field is a flag (`--side-channel-port`) and an environment
-variable (`LOCKSTEP_SIDE_CHANNEL_PORT`). Whatever the flags leave over goes to vLLM's own parser unchanged.
+A service declares one `ServiceConfig` subclass. Each field is a flag (`--side-channel-port`) and an
+environment variable (`LOCKSTEP_SIDE_CHANNEL_PORT`). What the flags leave over goes to vLLM's own parser.
 """
 
 import argparse

@@ -13,8 +13,8 @@
     ├── DeadlineError             the request did not finish in its time
     └── InternalError             anything else; the cause is in the log only
 
-Each class declares what the two mappers (proxy/http_errors.py and lockstep/rpc/status.py) need. The message of
-an error is shown to the client, so it never holds a prompt, a path or a peer's address.
+Each class declares what the mapper to HTTP (proxy/http_errors.py) needs; over gRPC its name travels in
+`RequestError.code`. The message is shown to the client, so it never holds a prompt, a path or an address.
 """
 
 from typing import ClassVar
@@ -24,7 +24,6 @@ class LockstepError(Exception):
     """Base of all; not raised itself."""
 
     http_status: ClassVar[int] = 500
-    grpc_code: ClassVar[str] = "INTERNAL"
     type: ClassVar[str] = "InternalServerError"
     retryable: ClassVar[bool] = False
 
@@ -32,14 +31,11 @@ class LockstepError(Exception):
 class ConfigError(LockstepError):
     """A flag, environment variable or file is wrong; the message names it and a value that works."""
 
-    grpc_code = "FAILED_PRECONDITION"
-
 
 class InvalidRequestError(LockstepError):
     """The request cannot be served as it stands; `param` names the field."""
 
     http_status = 400
-    grpc_code = "INVALID_ARGUMENT"
     type = "BadRequestError"
 
     def __init__(self, message: str, param: str | None = None) -> None:
@@ -55,7 +51,6 @@ class UnavailableError(LockstepError):
     """Nothing can take the request now; the same request may work later."""
 
     http_status = 503
-    grpc_code = "UNAVAILABLE"
     type = "ServiceUnavailableError"
     retryable = True
 
@@ -80,7 +75,6 @@ class KVTransferError(LockstepError):
     """The KV cache did not reach the decode rank."""
 
     http_status = 503
-    grpc_code = "ABORTED"
     type = "ServiceUnavailableError"
     retryable = True
 
@@ -89,7 +83,6 @@ class DeadlineError(LockstepError):
     """The request did not finish in its time."""
 
     http_status = 504
-    grpc_code = "DEADLINE_EXCEEDED"
     type = "GatewayTimeoutError"
     retryable = True
 

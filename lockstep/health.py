@@ -1,8 +1,9 @@
 """The small HTTP port of a node: /healthz (alive), /readyz (takes requests), /metrics (Prometheus)."""
 
 import asyncio
+import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import uvicorn
 from fastapi import FastAPI, Response
@@ -52,10 +53,17 @@ def bind(host: str, port: int, flag: str) -> socket.socket:
     return sock
 
 
+class _Server(uvicorn.Server):
+    """Leaves the signals to the service that embeds it."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
 async def serve(app: FastAPI, sock: socket.socket, stop: asyncio.Event) -> None:
     """Serve until `stop` is set."""
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
-    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
     task = asyncio.create_task(server.serve(sockets=[sock]))
     await stop.wait()
     server.should_exit = True

@@ -1,4 +1,4 @@
-"""Logging for every service: stdlib, console or JSON, with the bound request id, role and rank in each line."""
+"""Logging for every service: stdlib, console or JSON, with the bound request id, role and rank."""
 
 import json
 import logging
@@ -24,7 +24,8 @@ class _BindContext(logging.Filter):
 class _ConsoleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         bound = " ".join(f"{name}={getattr(record, name)}" for name in _BOUND if getattr(record, name, ""))
-        line = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname:<7} {record.name}: {record.getMessage()}"
+        time = self.formatTime(record, "%H:%M:%S")
+        line = f"{time} {record.levelname:<7} {record.name}: {record.getMessage()}"
         line = f"{line} [{bound}]" if bound else line
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 

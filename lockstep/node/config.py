@@ -1,0 +1,43 @@
+"""The configuration that both kinds of node share."""
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from lockstep.config import ServiceConfig
+
+_UNROUTABLE = frozenset({"0.0.0.0", "::", "*", ""})
+
+
+class NodeConfig(ServiceConfig):
+    """Flags of `lockstep prefill` and `lockstep decode`; vLLM's engine flags come on top of them."""
+
+    host: str = Field("0.0.0.0", description="address the gRPC and HTTP ports listen on")
+    port: int = Field(50051, ge=1, le=65535, description="gRPC port that proxies connect to")
+    http_port: int = Field(50080, ge=1, le=65535, description="HTTP port of /healthz, /readyz and /metrics")
+    side_channel_host: str | None = Field(
+        None, description="address peers reach this node's NIXL side channel at; found by itself if not given"
+    )
+    side_channel_port: int = Field(
+        5600,
+        ge=1,
+        le=65535,
+        description="first NIXL side-channel port; each data-parallel rank adds its index",
+    )
+    group_id: str | None = Field(
+        None, description="name of the data-parallel group; the same on each host of a multi-host group"
+    )
+    nixl_progress_delay_us: int = Field(
+        1000, ge=0, le=1_000_000, description="sleep of NIXL's progress thread; 0 polls and burns one core"
+    )
+    warmup_timeout_s: float = Field(300.0, gt=0, description="deadline of the warm-up requests before ready")
+    drain_timeout_s: float = Field(30.0, ge=0, description="time running requests get after SIGTERM")
+    log_format: Literal["console", "json"] = Field("console", description="console or json")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="of our own loggers")
+
+    @field_validator("side_channel_host")
+    @classmethod
+    def _routable(cls, value: str | None) -> str | None:
+        if value in _UNROUTABLE:
+            raise ValueError("peers connect to this address, so it must be one that they can reach")
+        return value

@@ -1,0 +1,102 @@
+"""The engine cores of one node: vLLM's client to them, started, addressed by rank, and read at any time."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+from vllm.config import VllmConfig
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.executor import Executor
+
+from lockstep.errors import UnavailableError
+from lockstep.node.engine_status import STATUS_UTILITY
+
+logger = logging.getLogger(__name__)
+
+STATUS_TIMEOUT_S = 30.0
+"""A step of a large prefill may be in the way of the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """What one engine core says of itself, between two steps."""
+
+    num_running: int
+    num_waiting: int
+    kv_cache_usage: float
+    steps: list[list[Any]]
+    steps_dropped: int
+    kv: dict[str, float]
+
+
+class Engine:
+    """Owns the engine core processes of this node; lives until `shutdown`."""
+
+    def __init__(self, vllm_config: VllmConfig, client: AsyncMPClient) -> None:
+        self.vllm_config = vllm_config
+        self._client = client
+        self.global_ranks: list[int] = list(client.engine_ranks_managed)
+
+    @classmethod
+    async def start(cls, vllm_config: VllmConfig) -> "Engine":
+        """Start the engine cores, in a thread so that /healthz answers meanwhile.
+
+        vLLM bounds the wait by VLLM_ENGINE_READY_TIMEOUT_S. Raises RuntimeError or TimeoutError.
+        """
+        executor = Executor.get_class(vllm_config)
+        client = await asyncio.to_thread(
+            EngineCoreClient.make_async_mp_client, vllm_config, executor, log_stats=True
+        )
+        return cls(vllm_config, client)
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.global_ranks)
+
+    @property
+    def dead(self) -> bool:
+        return bool(self._client.resources.engine_dead)
+
+    async def add(self, request: EngineCoreRequest, local_rank: int) -> None:
+        """Send a request to one rank; raises UnavailableError when the engines are gone.
+
+        `data_parallel_rank` is an index into the client's own engines (vllm/v1/engine/core_client.py:1648).
+        """
+        request.data_parallel_rank = local_rank if self.num_ranks > 1 else None
+        try:
+            await self._client.add_request_async(request)
+        except EngineDeadError as error:
+            raise UnavailableError("the engines of this node are gone") from error
+
+    async def abort(self, request_ids: list[str]) -> None:
+        await self._client.abort_requests_async(request_ids)
+
+    async def next_outputs(self) -> EngineCoreOutputs:
+        """The next step of any rank. Raises EngineDeadError once an engine core is gone."""
+        return await self._client.get_output_async()
+
+    async def status(self) -> list[RankStatus]:
+        """Read every rank; one entry per local rank. Raises EngineDeadError, TimeoutError."""
+        if self.dead:
+            raise EngineDeadError()
+        async with asyncio.timeout(STATUS_TIMEOUT_S):
+            answers = await self._client.call_utility_all_async(STATUS_UTILITY)
+        return [RankStatus(**answer) for answer in answers]
+
+    async def shutdown(self) -> None:
+        """Stop the engine cores and whatever they started; they get vLLM's own shutdown time first."""
+        children = psutil.Process().children(recursive=True)
+        await asyncio.to_thread(self._client.shutdown)
+        await asyncio.to_thread(kill_survivors, children)
+
+
+def kill_survivors(processes: list[psutil.Process], grace_s: float = 5.0) -> None:
+    """Wait for processes that were asked to stop; kill those that have not after `grace_s`."""
+    _, alive = psutil.wait_procs(processes, timeout=grace_s)
+    for process in alive:
+        logger.warning("process %d did not stop; killing it", process.pid)
+        process.kill()

@@ -1,0 +1,43 @@
+"""Adds the utility by which a node reads an engine core at any time; runs inside the engine core.
+
+vLLM calls a utility by name on its EngineCore object (vllm/v1/engine/core.py:1690) and runs every
+`vllm.general_plugins` entry in the engine core first (:127), so a method added there can be called from the
+node. vLLM's own statistics travel only with engine steps, which leaves an idle engine's numbers stale.
+"""
+
+from typing import Any
+
+STATUS_UTILITY = "lockstep_status"
+
+
+def register() -> None:
+    """Entry point of `vllm.general_plugins`; safe to run more than once."""
+    from vllm.v1.engine.core import EngineCore
+
+    EngineCore.lockstep_status = _lockstep_status
+
+
+def _lockstep_status(engine_core: Any) -> dict[str, Any]:
+    """The fields of lockstep.node.engine.RankStatus, as plain values for msgpack."""
+    scheduler = engine_core.scheduler
+    num_running, num_waiting = scheduler.get_request_counts()
+    # The first worker speaks for the rank: with tensor parallelism all of them step together.
+    worker = engine_core.model_executor.collective_rpc(_worker_status)[0]
+    return {
+        "num_running": num_running,
+        "num_waiting": num_waiting,
+        "kv_cache_usage": scheduler.kv_cache_manager.usage,
+        **worker,
+    }
+
+
+def _worker_status(worker: Any) -> dict[str, Any]:
+    """What the decode node's worker class and the connector's worker extension offer, where they are there."""
+    take_steps = getattr(worker, "lockstep_take_step_records", None)
+    read_kv = getattr(worker, "lockstep_kv_counters", None)
+    steps = take_steps() if take_steps is not None else {"records": [], "dropped": 0}
+    return {
+        "steps": steps["records"],
+        "steps_dropped": steps["dropped"],
+        "kv": read_kv() if read_kv is not None else {},
+    }

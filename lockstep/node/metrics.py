@@ -1,0 +1,50 @@
+"""The Prometheus metrics of a node; their one definition."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+
+class NodeMetrics:
+    """Counters and gauges of one node process; rank labels are global data-parallel ranks."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.decode_steps = Counter(
+            "lockstep_decode_steps",
+            "Engine steps by what the CUDA graph dispatch decided; dummy steps of an idle rank included.",
+            ["rank", "mode", "cause"],
+            registry=self.registry,
+        )
+        self.step_records_dropped = Counter(
+            "lockstep_step_records_dropped",
+            "Step records lost before they were counted.",
+            ["rank"],
+            registry=self.registry,
+        )
+        self.kv_pushed_bytes = Counter(
+            "lockstep_kv_pushed_bytes",
+            "KV cache bytes written to decode ranks.",
+            ["rank"],
+            registry=self.registry,
+        )
+        self.kv_events = Counter(
+            "lockstep_kv_events",
+            "KV transfer events by kind, as the connector counts them.",
+            ["rank", "kind"],
+            registry=self.registry,
+        )
+        self.kv_cache_usage = Gauge(
+            "lockstep_kv_cache_usage_ratio",
+            "Share of the KV blocks in use, 0 to 1.",
+            ["rank"],
+            registry=self.registry,
+        )
+        self.requests_running = Gauge(
+            "lockstep_requests_running", "Requests in the running batch.", ["rank"], registry=self.registry
+        )
+        self.requests_waiting = Gauge(
+            "lockstep_requests_waiting",
+            "Requests that wait: for a place, or for their KV cache.",
+            ["rank"],
+            registry=self.registry,
+        )
+        self.sessions = Gauge("lockstep_sessions", "Connected proxies.", registry=self.registry)

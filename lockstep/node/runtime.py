@@ -1,0 +1,168 @@
+"""The life of a node process: bind, start the engines, warm up, serve, drain, stop."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Sequence
+
+import psutil
+from grpc_health.v1 import health_pb2
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from lockstep import health, logs
+from lockstep.errors import ConfigError, LockstepError, NodeLostError
+from lockstep.node import arguments
+from lockstep.node.config import NodeConfig
+from lockstep.node.describe import describe
+from lockstep.node.engine import Engine, kill_survivors
+from lockstep.node.metrics import NodeMetrics
+from lockstep.node.role import Role
+from lockstep.node.server import SERVICE_NAME, NodeService, start_server
+from lockstep.node.sessions import SessionRegistry
+from lockstep.node.telemetry import Telemetry
+from lockstep.node.warmup import warm_up
+from lockstep.rpc.generated import lockstep_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+
+class Node:
+    """One node process; implements lockstep.node.server.NodeState."""
+
+    def __init__(self, role: Role, config: NodeConfig) -> None:
+        self.role = role
+        self.config = config
+        self.metrics = NodeMetrics()
+        self.registry = SessionRegistry()
+        self.telemetry = Telemetry(self.metrics, self.registry)
+        self.engine: Engine | None = None
+        self.description: pb.NodeDescription | None = None
+        self.ready = False
+        self.draining = False
+        self._phase = "loading the configuration"
+
+    def loads(self) -> list[pb.RankLoad]:
+        return self.telemetry.loads()
+
+    def not_ready_because(self) -> str:
+        return "" if self.ready else self._phase
+
+    async def run(self, args: AsyncEngineArgs) -> None:
+        """Serve until SIGTERM or SIGINT; raises ConfigError, InternalError or EngineDeadError."""
+        http = health.bind(self.config.host, self.config.http_port, "--http-port")
+        stop, stopped = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        web = asyncio.create_task(
+            health.serve(health.build_app(self.not_ready_because, self.metrics.registry), http, stopped),
+            name="health",
+        )
+        try:
+            await self._start_and_serve(args, stop)
+        finally:
+            self.ready = False
+            self._phase = "stopping"
+            if self.engine is not None:
+                await self.engine.shutdown()
+            stopped.set()
+            await web
+
+    async def _start_and_serve(self, args: AsyncEngineArgs, stop: asyncio.Event) -> None:
+        service = NodeService(self.role, self, self.registry)
+        server, grpc_health = await start_server(service, self.config.host, self.config.port)
+        try:
+            start = asyncio.create_task(self._start_engine(args), name="start")
+            if not await _first(start, stop):
+                kill_survivors(psutil.Process().children(recursive=True), grace_s=0)
+                return
+            engine = start.result()
+            pump = asyncio.create_task(self._pump(engine), name="outputs")
+            watch = asyncio.create_task(self.telemetry.run(engine), name="telemetry")
+            self.ready = True
+            await grpc_health.set(SERVICE_NAME, health_pb2.HealthCheckResponse.SERVING)
+            logger.info("ready: %d rank(s), gRPC on port %d", engine.num_ranks, self.config.port)
+            try:
+                await _first(pump, stop, watch)
+                await grpc_health.set(SERVICE_NAME, health_pb2.HealthCheckResponse.NOT_SERVING)
+                await self._drain(pump)
+            finally:
+                for task in (pump, watch):
+                    task.cancel()
+        finally:
+            await server.stop(grace=1.0)
+
+    async def _start_engine(self, args: AsyncEngineArgs) -> Engine:
+        self._phase = "starting the engines"
+        vllm_config = arguments.create_vllm_config(self.role, self.config, args)
+        self.engine = engine = await Engine.start(vllm_config)
+        self._phase = "warming up"
+        await warm_up(engine, self.config.warmup_timeout_s)
+        await self.telemetry.poll(engine)
+        self.description = describe(self.role, self.config, vllm_config, engine.global_ranks)
+        return engine
+
+    async def _pump(self, engine: Engine) -> None:
+        """Hand every engine step to its proxies; ends only with EngineDeadError."""
+        try:
+            while True:
+                outputs = await engine.next_outputs()
+                self.registry.deliver(outputs, self.telemetry.observe(outputs))
+        except EngineDeadError:
+            self.ready = False
+            logger.error("an engine core died: the whole group has failed")
+            self.registry.fail_all(NodeLostError("the node that held the request went away"))
+            raise
+
+    async def _drain(self, pump: "asyncio.Task[None]") -> None:
+        """Take no new requests, and let those that run finish until the deadline."""
+        self.ready = False
+        if pump.done():
+            pump.result()  # raises what ended it
+        self.draining = True
+        self._phase = "draining"
+        logger.info("draining %d request(s)", self.registry.num_requests)
+        self.registry.broadcast(pb.NodeFrame(draining=pb.Draining(deadline_s=self.config.drain_timeout_s)))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.config.drain_timeout_s):
+                await _first(pump, self.registry.empty)
+        if self.registry.num_requests:
+            logger.warning("%d request(s) were still running", self.registry.num_requests)
+            self.registry.fail_all(NodeLostError("the node that held the request shut down"))
+            await asyncio.sleep(0.2)  # lets the sessions write what was queued
+
+
+async def _first(task: "asyncio.Task[object]", stop: asyncio.Event, *others: "asyncio.Task[object]") -> bool:
+    """Wait for a task or for `stop`; True when a task was first. A failed task raises here."""
+    stopping = asyncio.create_task(stop.wait())
+    done, _ = await asyncio.wait({task, stopping, *others}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    for finished in done - {stopping}:
+        if finished is not task:
+            finished.result()
+    return task in done
+
+
+def main(role: Role, argv: Sequence[str]) -> int:
+    """Run a node to its end; the exit status is 0 after a signal, 2 for a bad configuration, else 1."""
+    try:
+        config, args = arguments.load(role, argv)
+        logs.configure(config.log_format, config.log_level, role.name)
+        logger.info("configuration: %s", config.masked())
+        asyncio.run(Node(role, config).run(args))
+    except ConfigError as error:
+        _say(role, f"error: {error}")
+        return 2
+    except (LockstepError, EngineDeadError, RuntimeError, TimeoutError) as error:
+        logger.exception("the node failed")
+        _say(role, f"error: {error}")
+        return 1
+    return 0
+
+
+def _say(role: Role, text: str) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        os.write(2, f"lockstep {role.name}: {text}\n".encode())

@@ -1,0 +1,186 @@
+"""The gRPC service of a node: Describe, and the session by which a proxy adds and aborts requests."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import grpc.aio
+import msgspec
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health import aio as grpc_health
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+from grpc_reflection.v1alpha import reflection
+
+from lockstep.errors import ConfigError, DrainingError, InvalidRequestError, LockstepError, UnavailableError
+from lockstep.node.engine import Engine
+from lockstep.node.role import Role
+from lockstep.node.sessions import ProxySession, SessionRegistry
+from lockstep.rpc import codec
+from lockstep.rpc.channel import PROTOCOL_VERSION, SERVER_OPTIONS
+from lockstep.rpc.generated import lockstep_pb2 as pb
+from lockstep.rpc.generated import lockstep_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S = 10.0
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Node"].full_name
+
+
+class NodeState(Protocol):
+    """What the service needs to know of the process around it."""
+
+    @property
+    def engine(self) -> Engine | None: ...
+
+    @property
+    def description(self) -> pb.NodeDescription | None: ...
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def draining(self) -> bool: ...
+
+    def loads(self) -> list[pb.RankLoad]: ...
+
+
+class NodeService(lockstep_pb2_grpc.NodeServicer):
+    """One instance a node; all state of a proxy is in its Session."""
+
+    def __init__(self, role: Role, state: NodeState, registry: SessionRegistry) -> None:
+        self._role = role
+        self._state = state
+        self._registry = registry
+
+    async def Describe(  # noqa: N802 - the name is the protocol's
+        self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext
+    ) -> pb.NodeDescription:
+        description = self._state.description
+        if description is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the engines are still starting")
+            raise AssertionError("abort raises")
+        answer = pb.NodeDescription()
+        answer.CopyFrom(description)
+        answer.ready = self._state.ready
+        return answer
+
+    async def Session(  # noqa: N802 - the name is the protocol's
+        self, frames: AsyncIterator[pb.ProxyFrame], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.NodeFrame]:
+        session = await self._greet(frames, context)
+        self._registry.open(session)
+        session.send(
+            pb.NodeFrame(
+                welcome=pb.Welcome(instance_id=self._description().instance_id, loads=self._state.loads())
+            )
+        )
+        reader = asyncio.create_task(self._read(frames, session), name=f"session-{session.proxy_id}")
+        stuck = asyncio.create_task(session.stuck.wait(), name=f"stuck-{session.proxy_id}")
+        try:
+            while True:
+                writer = asyncio.create_task(session.frames.get())
+                done, _ = await asyncio.wait({reader, stuck, writer}, return_when=asyncio.FIRST_COMPLETED)
+                if writer not in done:
+                    writer.cancel()
+                    break
+                yield writer.result()
+        finally:
+            for task in (reader, stuck):
+                task.cancel()
+            lost = self._registry.close(session)
+            if lost and self._state.engine is not None:
+                logger.info("proxy %s is gone; aborting its %d requests", session.proxy_id, len(lost))
+                await asyncio.shield(self._state.engine.abort(lost))
+
+    async def _greet(
+        self, frames: AsyncIterator[pb.ProxyFrame], context: grpc.aio.ServicerContext
+    ) -> ProxySession:
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                first = await anext(aiter(frames))
+        except (TimeoutError, StopAsyncIteration):
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no Hello frame came")
+            raise AssertionError("abort raises") from None
+        if first.WhichOneof("frame") != "hello" or not first.hello.proxy_id:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first frame must be Hello")
+        if first.hello.protocol_version != PROTOCOL_VERSION:
+            text = f"protocol version {first.hello.protocol_version}; this node speaks {PROTOCOL_VERSION}"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+        if not self._state.ready:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the node is not ready")
+        return ProxySession(first.hello.proxy_id)
+
+    async def _read(self, frames: AsyncIterator[pb.ProxyFrame], session: ProxySession) -> None:
+        async for frame in frames:
+            kind = frame.WhichOneof("frame")
+            if kind == "add":
+                await self._add(frame.add, session)
+            elif kind == "abort":
+                await self._abort(list(frame.abort.request_ids), session)
+            else:
+                logger.warning("proxy %s sent an unexpected %s frame", session.proxy_id, kind)
+
+    async def _add(self, add: pb.AddRequest, session: ProxySession) -> None:
+        claimed = False
+        try:
+            engine = self._admitting_engine(add.rank)
+            request = codec.decode_request(add.request)
+            if request.request_id != add.request_id:
+                raise InvalidRequestError("the request inside has another id", param="request_id")
+            self._role.check_request(request)
+            self._registry.claim(add.request_id, session)
+            claimed = True
+            await engine.add(request, add.rank)
+        except LockstepError as error:
+            if claimed:
+                self._registry.release([add.request_id], session)
+            session.send_error(add.request_id, error)
+        except msgspec.MsgspecError as error:
+            logger.warning("request %s cannot be decoded: %s", add.request_id, error)
+            message = "the request cannot be decoded: are both ends of the same vLLM version?"
+            session.send_error(add.request_id, InvalidRequestError(message, param="request"))
+
+    def _admitting_engine(self, rank: int) -> Engine:
+        engine = self._state.engine
+        if self._state.draining:
+            raise DrainingError("this node is shutting down")
+        if engine is None or engine.dead or not self._state.ready:
+            raise UnavailableError("this node is not ready")
+        if rank >= engine.num_ranks:
+            raise InvalidRequestError(f"rank {rank} of {engine.num_ranks}", param="rank")
+        return engine
+
+    async def _abort(self, request_ids: list[str], session: ProxySession) -> None:
+        owned = self._registry.release(request_ids, session)
+        if owned and self._state.engine is not None:
+            await self._state.engine.abort(owned)
+
+    def _description(self) -> pb.NodeDescription:
+        description = self._state.description
+        if description is None:
+            raise AssertionError("a session opens only when the node is ready")
+        return description
+
+
+async def start_server(
+    service: NodeService, host: str, port: int
+) -> tuple[grpc.aio.Server, grpc_health.HealthServicer]:
+    """Bind and start; raises ConfigError when the port is taken."""
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    health = grpc_health.HealthServicer()
+    lockstep_pb2_grpc.add_NodeServicer_to_server(service, server)
+    add_HealthServicer_to_server(health, server)
+    reflection.enable_server_reflection(
+        (SERVICE_NAME, reflection.SERVICE_NAME, grpc_health.SERVICE_NAME), server
+    )
+    await health.set(SERVICE_NAME, health_pb2.HealthCheckResponse.NOT_SERVING)
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        bound = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ConfigError(f"--port: cannot listen on {address}; give a free port") from error
+    if bound == 0:
+        raise ConfigError(f"--port: cannot listen on {address}; give a free port")
+    await server.start()
+    return server, health

@@ -1,0 +1,116 @@
+"""Which proxy each request belongs to, and one outgoing queue of frames for each proxy."""
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+
+from lockstep.errors import InvalidRequestError, LockstepError
+from lockstep.rpc import codec
+from lockstep.rpc.generated import lockstep_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+MAX_QUEUED_FRAMES = 8192
+"""A proxy that has not read so many frames is stuck: its session is closed, its requests are aborted."""
+
+
+class ProxySession:
+    """One proxy's stream: the frames that wait for it and the ids of its requests."""
+
+    def __init__(self, proxy_id: str) -> None:
+        self.proxy_id = proxy_id
+        self.request_ids: set[str] = set()
+        self.frames: asyncio.Queue[pb.NodeFrame] = asyncio.Queue(MAX_QUEUED_FRAMES)
+        self.stuck = asyncio.Event()
+
+    def send(self, frame: pb.NodeFrame) -> None:
+        """Queue a frame; never waits, since one proxy must not hold up the others."""
+        try:
+            self.frames.put_nowait(frame)
+        except asyncio.QueueFull:
+            if not self.stuck.is_set():
+                logger.error("proxy %s does not read its stream; closing its session", self.proxy_id)
+            self.stuck.set()
+
+    def send_error(self, request_id: str, error: LockstepError) -> None:
+        self.send(
+            pb.NodeFrame(
+                error=pb.RequestError(request_id=request_id, code=type(error).__name__, message=str(error))
+            )
+        )
+
+
+class SessionRegistry:
+    """All sessions of a node; used from the event loop only."""
+
+    def __init__(self) -> None:
+        self._sessions: set[ProxySession] = set()
+        self._owner: dict[str, ProxySession] = {}
+        self.empty = asyncio.Event()
+        """Set while no proxy has a request here."""
+        self.empty.set()
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._owner)
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._sessions)
+
+    def open(self, session: ProxySession) -> None:
+        self._sessions.add(session)
+
+    def close(self, session: ProxySession) -> list[str]:
+        """Forget the session and return the ids of its requests, which the caller aborts."""
+        self._sessions.discard(session)
+        return self.release(list(session.request_ids), session)
+
+    def claim(self, request_id: str, session: ProxySession) -> None:
+        """Raises InvalidRequestError when the id is in use, by whichever proxy."""
+        if request_id in self._owner:
+            raise InvalidRequestError(f"request id {request_id} is in use", param="request_id")
+        self._owner[request_id] = session
+        session.request_ids.add(request_id)
+        self.empty.clear()
+
+    def release(self, request_ids: Iterable[str], session: ProxySession) -> list[str]:
+        """Forget those of the ids that the session owns, and return them."""
+        owned = [rid for rid in request_ids if self._owner.get(rid) is session]
+        for request_id in owned:
+            del self._owner[request_id]
+            session.request_ids.discard(request_id)
+        if not self._owner:
+            self.empty.set()
+        return owned
+
+    def deliver(self, outputs: EngineCoreOutputs, load: pb.RankLoad) -> None:
+        """Split one engine step by proxy: one frame each, whatever the number of requests in it."""
+        by_session: dict[ProxySession, list[EngineCoreOutput]] = defaultdict(list)
+        for output in outputs.outputs:
+            session = self._owner.get(output.request_id)
+            if session is None:
+                continue  # aborted meanwhile, or the warm-up's
+            by_session[session].append(output)
+            if output.finished:
+                self.release([output.request_id], session)
+        for session, mine in by_session.items():
+            step = EngineCoreOutputs(
+                engine_index=load.rank, outputs=mine, timestamp=outputs.timestamp or time.monotonic()
+            )
+            frame = pb.StepOutputs(rank=load.rank, outputs=codec.encode_outputs(step), load=load)
+            session.send(pb.NodeFrame(step=frame))
+
+    def broadcast(self, frame: pb.NodeFrame) -> None:
+        for session in self._sessions:
+            session.send(frame)
+
+    def fail_all(self, error: LockstepError) -> None:
+        """Tell every proxy that its requests are lost."""
+        for request_id, session in list(self._owner.items()):
+            session.send_error(request_id, error)
+            self.release([request_id], session)

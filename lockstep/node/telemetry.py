@@ -1,0 +1,107 @@
+"""Reads the engine cores once a second: loads, step records and KV counters, for metrics and proxies."""
+
+import asyncio
+import logging
+from typing import Any
+
+from vllm.v1.engine import EngineCoreOutputs
+
+from lockstep.node.engine import Engine, RankStatus
+from lockstep.node.metrics import NodeMetrics
+from lockstep.node.sessions import SessionRegistry
+from lockstep.rpc.generated import lockstep_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 1.0
+
+
+class Telemetry:
+    """The last known load of every rank, and the running totals in the metrics."""
+
+    def __init__(self, metrics: NodeMetrics, registry: SessionRegistry) -> None:
+        self._metrics = metrics
+        self._registry = registry
+        self._loads: dict[int, pb.RankLoad] = {}
+        self._global_ranks: list[int] = []
+        self._kv_before: dict[int, dict[str, float]] = {}
+
+    def loads(self) -> list[pb.RankLoad]:
+        return list(self._loads.values())
+
+    def observe(self, outputs: EngineCoreOutputs) -> pb.RankLoad:
+        """Take the load that came with a step, if any did, and return the rank's load."""
+        rank = self._local_rank(outputs.engine_index)
+        stats = outputs.scheduler_stats
+        if stats is not None:
+            self._loads[rank] = pb.RankLoad(
+                rank=rank,
+                num_running=stats.num_running_reqs,
+                num_waiting=stats.num_waiting_reqs,
+                kv_cache_usage=stats.kv_cache_usage,
+            )
+        return self._loads.setdefault(rank, pb.RankLoad(rank=rank))
+
+    async def run(self, engine: Engine) -> None:
+        """Poll until cancelled; raises EngineDeadError or TimeoutError when an engine does not answer."""
+        while True:
+            await asyncio.sleep(POLL_INTERVAL_S)
+            await self.poll(engine)
+
+    async def poll(self, engine: Engine) -> None:
+        """Read all ranks, count what is new, and tell the proxies."""
+        self._global_ranks = engine.global_ranks
+        for local_rank, status in enumerate(await engine.status()):
+            self._count(str(engine.global_ranks[local_rank]), local_rank, status)
+            load = pb.RankLoad(
+                rank=local_rank,
+                num_running=status.num_running,
+                num_waiting=status.num_waiting,
+                kv_cache_usage=status.kv_cache_usage,
+            )
+            if load != self._loads.get(local_rank):
+                self._loads[local_rank] = load
+                self._registry.broadcast(pb.NodeFrame(load=load))
+            if status.steps:
+                records = pb.StepRecords(
+                    rank=local_rank,
+                    records=[_record(step) for step in status.steps],
+                    dropped=status.steps_dropped,
+                )
+                self._registry.broadcast(pb.NodeFrame(records=records))
+        self._metrics.sessions.set(self._registry.num_sessions)
+
+    def _count(self, rank: str, local_rank: int, status: RankStatus) -> None:
+        self._metrics.requests_running.labels(rank).set(status.num_running)
+        self._metrics.requests_waiting.labels(rank).set(status.num_waiting)
+        self._metrics.kv_cache_usage.labels(rank).set(status.kv_cache_usage)
+        self._metrics.step_records_dropped.labels(rank).inc(status.steps_dropped)
+        for record in map(_record, status.steps):
+            self._metrics.decode_steps.labels(rank, record.mode, record.cause).inc()
+        before = self._kv_before.get(local_rank, {})
+        for kind, total in status.kv.items():
+            new = total - before.get(kind, 0)
+            if kind == "pushed_bytes":
+                self._metrics.kv_pushed_bytes.labels(rank).inc(new)
+            else:
+                self._metrics.kv_events.labels(rank, kind).inc(new)
+        self._kv_before[local_rank] = status.kv
+
+    def _local_rank(self, engine_index: int) -> int:
+        """EngineCoreOutputs carry the global rank (vllm/v1/engine/core.py, `engine_index`)."""
+        return self._global_ranks.index(engine_index) if engine_index in self._global_ranks else engine_index
+
+
+def _record(values: list[Any]) -> pb.StepRecord:
+    """From the field order of decode_node.step_recorder.StepRecord."""
+    step, mode, width, rows, tokens, padded_tokens, dummy, cause = values
+    return pb.StepRecord(
+        step=step,
+        mode=mode,
+        width=width,
+        rows=rows,
+        tokens=tokens,
+        padded_tokens=padded_tokens,
+        dummy=dummy,
+        cause=cause,
+    )

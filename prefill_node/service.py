@@ -1,0 +1,54 @@
+"""What a prefill node is: its engine flags, and the requests that it takes."""
+
+from vllm.config import CUDAGraphMode, KVTransferConfig, VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+from vllm.v1.engine import EngineCoreRequest
+
+from kv_transfer import config as kv_config
+from kv_transfer import params
+from lockstep.errors import WrongLegError
+from lockstep.node import flags
+from lockstep.node.config import NodeConfig
+from lockstep.node.role import Role, kv_transfer_params
+
+
+def apply_flags(args: AsyncEngineArgs, config: NodeConfig) -> None:
+    """Produce KV; leave the graphs to vLLM where there are any."""
+    transfer = kv_config.kv_transfer_config(
+        "prefill",
+        kv_buffer_device=flags.kv_buffer_device(),
+        extra_config={"nixl_progress_delay_us": config.nixl_progress_delay_us},
+    )
+    flags.set_owned(args, "kv_transfer_config", KVTransferConfig(**transfer))
+    flags.set_owned(args, "worker_extension_cls", kv_config.WORKER_EXTENSION_CLASS)
+    if current_platform.is_cpu():
+        flags.default_compilation(args, cudagraph_mode=CUDAGraphMode.NONE)
+
+
+def check_config(vllm_config: VllmConfig) -> None:
+    """Nothing that vLLM resolves makes a prefill node unfit by itself."""
+
+
+def served_context_limit(vllm_config: VllmConfig) -> int:
+    return int(vllm_config.model_config.max_model_len)
+
+
+def check_request(request: EngineCoreRequest) -> None:
+    """Take prefill legs only: one output token, and the KV pushed to a decode rank."""
+    try:
+        params.parse_prefill_leg(kv_transfer_params(request))
+    except ValueError as error:
+        raise WrongLegError(str(error)) from error
+    if request.sampling_params is None or request.sampling_params.max_tokens != 1:
+        raise WrongLegError("a prefill leg has max_tokens 1", param="max_tokens")
+
+
+ROLE = Role(
+    name="prefill",
+    apply_flags=apply_flags,
+    check_config=check_config,
+    served_context_limit=served_context_limit,
+    check_request=check_request,
+    connector_version=kv_config.CONNECTOR_VERSION,
+)

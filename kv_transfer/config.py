@@ -9,6 +9,8 @@ Role = Literal["prefill", "decode"]
 
 CONNECTOR_CLASS = "LockstepPushConnector"
 CONNECTOR_MODULE = "kv_transfer.connector"
+CONNECTOR_VERSION = "1"
+"""Of our notices between nodes; peers of another version are not paired."""
 # vLLM's `worker_extension_cls`: answers `collective_rpc("lockstep_kv_counters")`.
 WORKER_EXTENSION_CLASS = "kv_transfer.worker_rpc.KVWorkerExtension"
 

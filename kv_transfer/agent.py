@@ -1,0 +1,63 @@
+"""The NIXL agent as we want it: its progress thread sleeps, and calls from two threads do not race.
+
+NIXL's Python API hard-codes `agent_config.pthrDelay = 0` (nixl_cu12/_api.py, `nixl_agent.__init__`), so
+the UCX progress thread polls without a pause: one core per engine, idle or not. With a delay it sleeps in
+poll() and is still woken by events.
+"""
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
+
+# `nixl_agent.__init__` reads the config class from its module, so one construction at a time.
+_construction_lock = threading.Lock()
+
+
+def agent_class(progress_delay_us: int) -> type[Any]:
+    """vLLM's NIXL agent class with the progress thread's delay (µs) set. Raises RuntimeError without NIXL."""
+    stock = base_worker.NixlWrapper
+    if stock is None:
+        raise RuntimeError("NIXL is not available: install nixl and nixl-cu12 (or nixl-cu13)")
+    api = sys.modules[stock.__module__]
+
+    class LockstepNixlAgent(stock):  # type: ignore[misc, valid-type]
+        """`nixl_agent` whose config keeps our progress delay whatever `__init__` writes to it."""
+
+        def __init__(self, agent_name: str, nixl_conf: Any = None, instantiate_all: bool = False) -> None:
+            # vLLM's writer thread and engine thread both call the agent; NIXL's default has no lock at all.
+            if nixl_conf is not None and nixl_conf.sync_mode is None:
+                nixl_conf.sync_mode = api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
+            with _construction_lock, _fixed_progress_delay(api.nixlBind, progress_delay_us):
+                super().__init__(agent_name, nixl_conf, instantiate_all)
+
+    return LockstepNixlAgent
+
+
+@contextmanager
+def agent_for_worker(progress_delay_us: int) -> Iterator[None]:
+    """While open, vLLM's NIXL worker makes our agent (base_worker.py, `nixl_wrapper_cls = NixlWrapper`)."""
+    stock = base_worker.NixlWrapper
+    base_worker.NixlWrapper = agent_class(progress_delay_us)
+    try:
+        yield
+    finally:
+        base_worker.NixlWrapper = stock
+
+
+@contextmanager
+def _fixed_progress_delay(bindings: Any, progress_delay_us: int) -> Iterator[None]:
+    stock = bindings.nixlAgentConfig
+
+    class FixedDelayConfig(stock):  # type: ignore[misc, valid-type]
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, progress_delay_us if name == "pthrDelay" else value)
+
+    bindings.nixlAgentConfig = FixedDelayConfig
+    try:
+        yield
+    finally:
+        bindings.nixlAgentConfig = stock

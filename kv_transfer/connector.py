@@ -1,0 +1,32 @@
+"""`LockstepPushConnector`, which vLLM loads by `kv_connector_module_path`: it only joins the two sides."""
+
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlBaseConnector, NixlPushConnector
+
+from kv_transfer.config import ConnectorOptions
+from kv_transfer.scheduler import LockstepPushScheduler
+from kv_transfer.worker import LockstepPushWorker
+
+
+class LockstepPushConnector(NixlPushConnector):
+    """`NixlPushConnector` with our scheduler and worker sides."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        # NixlPushConnector's own constructor would make vLLM's sides, and with them a second NIXL agent.
+        NixlBaseConnector.__init__(self, vllm_config, role, kv_cache_config)
+        if vllm_config.parallel_config.decode_context_parallel_size > 1:
+            raise ValueError("LockstepPushConnector does not support decode_context_parallel_size > 1")
+        options = ConnectorOptions.from_extra_config(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        self.connector_scheduler: LockstepPushScheduler | None = None
+        self.connector_worker: LockstepPushWorker | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            self.connector_scheduler = LockstepPushScheduler(vllm_config, self.engine_id, kv_cache_config)
+        else:
+            self.connector_worker = LockstepPushWorker(vllm_config, self.engine_id, kv_cache_config, options)
+
+    def abandon(self, request_id: str) -> None:
+        """Scheduler side of prefill: see `LockstepPushScheduler.abandon`."""
+        assert self.connector_scheduler is not None
+        self.connector_scheduler.abandon(request_id)

@@ -1,0 +1,36 @@
+"""What our scheduler side tells our worker side each step, on top of vLLM's NIXL metadata."""
+
+from dataclasses import dataclass
+
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata
+
+from kv_transfer.params import PrefillPeer
+
+
+@dataclass(frozen=True, slots=True)
+class CancelOrder:
+    """Decode finished with a request before its KV arrived.
+
+    `allocated`: its blocks were given to the worker to register, and the worker knows how far that got.
+    """
+
+    request_id: str
+    peer: PrefillPeer
+    token: str
+    reason: str
+    allocated: bool
+
+
+class LockstepConnectorMetadata(NixlConnectorMetadata):
+    """`NixlConnectorMetadata` with our orders; pickled to workers when the executor has several processes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Decode: requests that ended before their KV arrived.
+        self.cancels: list[CancelOrder] = []
+        # Prefill: the token of each entry of `push_finished_blocks`.
+        self.tokens: dict[str, str] = {}
+        # Prefill: requests that ended without blocks to push, with the reason.
+        self.ended: dict[str, str] = {}
+        # Prefill: finished requests whose held blocks nobody wants any more, with the reason.
+        self.abandoned: dict[str, str] = {}

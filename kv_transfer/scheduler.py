@@ -1,0 +1,118 @@
+"""The scheduler side of our connector: which requests wait for a push, and how each of them ends.
+
+vLLM's push scheduler says nothing to the other side when a request ends early (nixl/push_scheduler.py:
+`request_finished`); ours hands every such end to the worker, which tells the peer.
+"""
+
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.push_scheduler import NixlPushConnectorScheduler
+from vllm.logger import init_logger
+from vllm.v1.request import RequestStatus
+
+from kv_transfer.metadata import CancelOrder, LockstepConnectorMetadata
+from kv_transfer.params import TOKEN_KEY, PrefillPeer
+
+logger = init_logger(__name__)
+
+_PUSHED_STATUS = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
+
+
+class LockstepPushScheduler(NixlPushConnectorScheduler):
+    """Adds cancels, early ends and the attempt's token to vLLM's push scheduler."""
+
+    def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, engine_id, kv_cache_config)
+        self._awaiting_push: set[str] = set()
+        self._cancels: list[CancelOrder] = []
+        self._ended: dict[str, str] = {}
+        self._abandoned: dict[str, str] = {}
+        self._tokens: dict[str, str] = {}
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        request_id: str = request.request_id
+        params = request.kv_transfer_params
+        # vLLM's own watchdog only logs (push_scheduler.py:296); the worker keeps the real deadline.
+        self._push_registration_deadlines.pop(request_id, None)
+        if registration := self._push_pending_registrations.get(request_id):
+            registration[TOKEN_KEY] = params.get(TOKEN_KEY, "")
+            self._awaiting_push.add(request_id)
+        elif params and params.get("do_remote_prefill") and num_external_tokens <= 0:
+            # Nothing to load: a full prefix hit, or a request that may not read the cache. Prefill must not
+            # hold its blocks until the lease ends.
+            params["do_remote_prefill"] = False
+            self._cancel(request, "nothing_to_load")
+
+    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        params = request.kv_transfer_params
+        request_id: str = request.request_id
+        if not params:
+            return False, None
+        if params.get("do_remote_decode"):
+            return self._prefill_finished(request, block_ids)
+        self._stop_heartbeat(request_id)
+        if params.get("do_remote_prefill"):
+            # Never scheduled. vLLM would leave an empty receive behind that nothing completes.
+            params["do_remote_prefill"] = False
+            self._cancel(request, "aborted_before_allocation")
+        elif request_id in self._awaiting_push:
+            self._awaiting_push.discard(request_id)
+            self._cancel(request, "aborted", allocated=True)
+        return False, None
+
+    def abandon(self, request_id: str, reason: str = "aborted_after_prefill") -> None:
+        """Prefill: give the blocks of a *finished* request back, if no write of them is in flight.
+
+        vLLM's `Scheduler.finish_requests` skips requests that have finished, so an abort that comes while
+        their blocks wait for decode has to come in here. Unknown ids are ignored.
+        """
+        if request_id in self._finished_request_blocks:
+            self._abandoned[request_id] = reason
+
+    def build_connector_meta(self, scheduler_output: Any) -> LockstepConnectorMetadata:
+        stock = super().build_connector_meta(scheduler_output)
+        meta = LockstepConnectorMetadata()
+        meta.__dict__.update(stock.__dict__)
+        meta.cancels, self._cancels = self._cancels, []
+        meta.ended, self._ended = self._ended, {}
+        meta.abandoned, self._abandoned = self._abandoned, {}
+        meta.tokens, self._tokens = self._tokens, {}
+        return meta
+
+    def has_pending_push_work(self) -> bool:
+        return bool(super().has_pending_push_work() or self._cancels or self._ended or self._abandoned)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        super().update_connector_output(connector_output)
+        self._awaiting_push.difference_update(connector_output.finished_recving or ())
+        for request_id in connector_output.failed_recving or ():
+            self._awaiting_push.discard(request_id)
+            self._stop_heartbeat(request_id)
+
+    def _prefill_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        request_id: str = request.request_id
+        token = request.kv_transfer_params.get(TOKEN_KEY)
+        if not token and request.status in _PUSHED_STATUS:
+            # No registration could ever match, so holding blocks would only wait for the lease.
+            logger.warning("Request %s has no %s; nothing will be pushed", request_id, TOKEN_KEY)
+            self._reqs_not_processed.add(request_id)
+            self._ended[request_id] = "no_token"
+            return False, None
+        delay_free, params = super().request_finished(request, block_ids)
+        if request_id in self._newly_finished_push_blocks:
+            self._tokens[request_id] = token
+        else:
+            self._ended[request_id] = RequestStatus(request.status).name.lower()
+        return delay_free, params
+
+    def _cancel(self, request: Any, reason: str, *, allocated: bool = False) -> None:
+        params = request.kv_transfer_params
+        peer = PrefillPeer(
+            engine_id=params["remote_engine_id"],
+            side_channel_host=params["remote_host"],
+            side_channel_port=params["remote_port"],
+            tp_size=params["tp_size"],
+        )
+        token = params.get(TOKEN_KEY, "")
+        self._cancels.append(CancelOrder(request.request_id, peer, token, reason, allocated))

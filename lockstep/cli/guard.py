@@ -1,13 +1,14 @@
 """Runs one service so that nothing of it outlives its parent: `lockstep up` starts each service through this.
 
-vLLM's engine cores are children of a node and do not end when it is killed. The guard adopts orphans of its service
-(Linux child subreaper), asks the kernel for SIGTERM when its own parent dies, and kills what is left before it exits.
+vLLM's engine cores are children of a node and do not end when it is killed. The guard adopts orphans of its
+service (Linux child subreaper), asks the kernel for SIGTERM when its own parent dies, and kills what is left
+before it exits.
 
     SIGTERM, SIGINT, SIGHUP   SIGTERM to the service, SIGKILL to everything below after `--stop-s`
     SIGQUIT                   SIGKILL to everything below, at once
 
-The signal goes to the service alone and not to its engines: it has requests to drain through them first. Exits with
-the service's code, or 128 + n when signal n ended it. Only the standard library and psutil: it starts in a moment.
+The signal goes to the service alone, not to its engines: it has requests to drain through them first. Exits with
+the service's code, or 128 + n when signal n ended it. Imports little: it has to start in a moment.
 """
 
 import argparse
@@ -28,8 +29,7 @@ _STOP = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 _WATCHED = _STOP | {signal.SIGQUIT, signal.SIGCHLD}
 
 ORPHANS_S = 2.0
-"""What is left of a dead service gets this long to end by itself, such as Python's resource tracker, which then
-removes the shared memory that nobody uses any more."""
+"""Python's resource tracker gets this long after its service to remove what shared memory was left."""
 
 
 def guard_argv(argv: Sequence[str], parent_pid: int, pid_fd: int, stop_s: float) -> list[str]:
@@ -58,29 +58,30 @@ def main() -> int:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_SETMASK, original)
 
-    # A session of its own: Ctrl-C in the terminal reaches `lockstep up` only, which stops things in order.
-    service = subprocess.Popen(  # noqa: PLW1509 - this process has one thread
+    # This process has one thread, so preexec_fn is safe. A session of its own: Ctrl-C in the terminal reaches
+    # `lockstep up` only, which stops things in order.
+    service = subprocess.Popen(
         args.argv, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=in_child
     )
     os.write(args.pid_fd, f"{service.pid}\n".encode())
     os.close(args.pid_fd)
     at_once = _until_it_ends(service, args.stop_s)
-    _kill_rest(0.0 if at_once else ORPHANS_S)
+    service.kill()  # does nothing to one that has ended
     code = service.wait()
+    _kill_rest(0.0 if at_once else ORPHANS_S)
     return code if code >= 0 else 128 - code
 
 
 def _until_it_ends(service: subprocess.Popen[bytes], stop_s: float) -> bool:
-    """Wait for the end of the service, or of its time after a stop signal; True if told to end everything at once."""
+    """Wait for the end of the service or of its time to stop; True if told to end all at once."""
     deadline_s: float | None = None
     while service.poll() is None:
         if deadline_s is None:
-            received = signal.sigwaitinfo(_WATCHED)
+            received: signal.struct_siginfo | None = signal.sigwaitinfo(_WATCHED)
         else:
-            left_s = deadline_s - time.monotonic()
-            received = signal.sigtimedwait(_WATCHED, left_s) if left_s > 0 else None
-            if received is None:
-                return False
+            received = signal.sigtimedwait(_WATCHED, max(deadline_s - time.monotonic(), 0.0))
+        if received is None:
+            return False
         if received.si_signo == signal.SIGQUIT:
             return True
         if received.si_signo in _STOP:
@@ -90,7 +91,7 @@ def _until_it_ends(service: subprocess.Popen[bytes], stop_s: float) -> bool:
 
 
 def _kill_rest(patience_s: float) -> None:
-    """SIGKILL every process below this one until there is none; resource trackers get `patience_s` to clean up."""
+    """SIGKILL every process below this one until there is none, resource trackers after `patience_s`."""
     me = psutil.Process()
     deadline_s = time.monotonic() + patience_s
     while rest := me.children(recursive=True):

@@ -5,15 +5,17 @@ from pathlib import Path
 
 TAIL_BYTES = 256 * 1024
 
-_EXCEPTION = re.compile(r"(?:^|[\s:\]])((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt)): (\S.*)$")
+_EXCEPTION = re.compile(
+    r"(?:^|[\s:\]])((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt)): (\S.*)$"
+)
 _ERROR_WORD = re.compile(r"\berror\b", re.IGNORECASE)
 _NOT_THE_CAUSE = ("root cause above", "See stack trace", "Traceback (most recent call last)")
 
 
 def error_line(path: Path, offset_bytes: int = 0) -> str:
-    """The last line after `offset_bytes` that names an error, else the last line at all; empty for an empty log.
+    """The last line after `offset_bytes` that names an error, else the last line at all, else nothing.
 
-    A parent reports its child's failure last ("… See root cause above."); the line before that names the cause.
+    A parent reports its child's failure last ("… See root cause above."); an earlier line names the cause.
     """
     lines = [line.rstrip() for line in _tail(path, offset_bytes).splitlines() if line.strip()]
     lines = [line for line in lines if not any(text in line for text in _NOT_THE_CAUSE)]

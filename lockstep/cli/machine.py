@@ -27,7 +27,7 @@ class Machine:
 
 
 def inspect_machine(device: Device, dev: Path = Path("/dev")) -> Machine:
-    """Resolve `auto`: CUDA where the kernel shows an NVIDIA device and the installed vLLM is not the CPU build."""
+    """Resolve `auto`: CUDA where there is an NVIDIA device and the installed vLLM is not the CPU build."""
     if device is Device.AUTO:
         device = Device.CUDA if _has_accelerator(dev) and not _is_cpu_build() else Device.CPU
     return Machine(device=device, cores=tuple(sorted(os.sched_getaffinity(0))))

@@ -1,4 +1,4 @@
-"""Turns the options of `lockstep up` into the processes to start, each with its arguments and environment; pure."""
+"""Turns the options of `lockstep up` into the processes to start, with their arguments and environment; pure."""
 
 import json
 import sys
@@ -56,7 +56,10 @@ class StackPorts:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One process: `http_url` answers /readyz, `grpc_address` is empty for the proxy."""
+    """One process: `http_url` answers /readyz, `grpc_address` is empty for the proxy.
+
+    Processes are stopped wave by wave, those of one `stop_wave` together: the proxy drains while nodes serve.
+    """
 
     role: str
     argv: tuple[str, ...]
@@ -64,11 +67,12 @@ class ProcessSpec:
     http_url: str
     grpc_address: str
     stop_s: float
+    stop_wave: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StackPlan:
-    """All processes, in the order in which they are stopped, and what a user connects to."""
+    """All processes and what a user connects to."""
 
     processes: tuple[ProcessSpec, ...]
     proxy_url: str
@@ -97,6 +101,7 @@ def plan_stack(
         http_url=f"http://{NODE_HOST}:{ports.prefill_http}",
         grpc_address=prefill_grpc,
         stop_s=NODE_STOP_S,
+        stop_wave=1,
     )
     decode = ProcessSpec(
         role=Role.DECODE,
@@ -112,6 +117,7 @@ def plan_stack(
         http_url=f"http://{NODE_HOST}:{ports.decode_http}",
         grpc_address=decode_grpc,
         stop_s=NODE_STOP_S,
+        stop_wave=1,
     )
     proxy = ProcessSpec(
         role=Role.PROXY,

@@ -9,7 +9,7 @@ from lockstep.errors import ConfigError
 
 FIRST_PORT = 20000
 LAST_PORT = 29999
-"""Below the kernel's ephemeral range (32768 up by default), so no outgoing connection takes one in between."""
+"""Below the kernel's ephemeral range (32768 up by default): no outgoing connection takes one in between."""
 
 
 class PortPicker:
@@ -58,7 +58,9 @@ def require_free(host: str, port: int) -> None:
         return
     if error.errno == errno.EADDRINUSE:
         raise ConfigError(f"port {port} is in use on {host}; stop what listens there or give another --port")
-    raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}; give another --host or --port")
+    raise ConfigError(
+        f"cannot listen on {host}:{port}: {error.strerror or error}; give another --host or --port"
+    )
 
 
 def _listen_error(host: str, port: int) -> OSError | None:

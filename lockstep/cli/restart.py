@@ -7,7 +7,7 @@ from itertools import takewhile
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Back off while a process keeps dying quickly, give up when it has done so `max_quick_deaths` times in a row."""
+    """Back off while a process keeps dying quickly, give up after `max_quick_deaths` of those in a row."""
 
     quick_s: float = 30.0
     max_quick_deaths: int = 5
@@ -17,7 +17,7 @@ class RestartPolicy:
     def delay_s(self, ready_for_s: Sequence[float]) -> float | None:
         """How long to wait before the next start, or None to give up.
 
-        `ready_for_s`: for each run so far, oldest first, how long it was ready before it died (0 if it never was).
+        `ready_for_s`: for each run so far, oldest first, how long it was ready (0 if it never was).
         """
         quick = sum(1 for _ in takewhile(lambda lived_s: lived_s < self.quick_s, reversed(ready_for_s)))
         if quick >= self.max_quick_deaths:

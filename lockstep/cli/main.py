@@ -1,0 +1,125 @@
+"""The `lockstep` command line: what it can do, its options and their help."""
+
+import importlib.metadata
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from lockstep.cli.machine import Device
+from lockstep.cli.passthrough import PassThrough, become
+from lockstep.cli.plan import Role, UpOptions
+from lockstep.cli.up import UpCommand, run_up
+from lockstep.errors import ConfigError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Serve a language model with prefill and decode on separate workers.\n\n"
+    "[bold]lockstep up[/bold] runs a whole stack on this machine, for a first look and for development; "
+    "[bold]prefill[/bold], [bold]decode[/bold] and [bold]proxy[/bold] each run one process of a deployment.",
+    epilog="Examples:\n\n"
+    "  lockstep up                       the pico model, no GPU needed\n\n"
+    "  lockstep up MODEL --port 9000     a model of yours, on another port\n\n"
+    "  lockstep prefill --help           all flags of a prefill node",
+)
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "  lockstep up\n\n"
+    "  lockstep up /models/glm --served-model-name glm --decode-ranks 4\n\n"
+    "  lockstep up --decode-arg=--max-num-seqs=16 --prefill-arg=--max-num-batched-tokens=1024"
+)
+def up(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Model directory or hub id; models/pico of the checkout if not given."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the OpenAI endpoint.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address the OpenAI endpoint listens on.")] = "127.0.0.1",
+    served_model_name: Annotated[
+        str | None, typer.Option(help="Name clients ask for; the directory's name if not given.")
+    ] = None,
+    decode_ranks: Annotated[int, typer.Option(min=1, help="Data-parallel ranks of the decode node.")] = 2,
+    num_speculative_tokens: Annotated[
+        int,
+        typer.Option(min=0, help="Draft tokens a step, from the model's MTP layer; 0 for a model without."),
+    ] = 2,
+    dtype: Annotated[
+        str | None, typer.Option(help="vLLM's --dtype; float32 on a CPU, vLLM's choice elsewhere.")
+    ] = None,
+    device: Annotated[Device, typer.Option(help="What the engines run on.")] = Device.AUTO,
+    state_dir: Annotated[
+        Path, typer.Option(envvar="LOCKSTEP_STATE_DIR", help="Where logs and state.json go.")
+    ] = Path(".lockstep"),
+    startup_timeout_s: Annotated[
+        float, typer.Option(min=1.0, help="Seconds each process has to become ready.")
+    ] = 300.0,
+    prefill_arg: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ARG", help="One more argument for the prefill node. Repeatable."),
+    ] = None,
+    decode_arg: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ARG", help="One more argument for the decode node. Repeatable."),
+    ] = None,
+    proxy_arg: Annotated[
+        list[str] | None, typer.Option(metavar="ARG", help="One more argument for the proxy. Repeatable.")
+    ] = None,
+) -> None:
+    """Run one prefill node, one decode node and the proxy on this machine, until Ctrl-C.
+
+    A process that dies is started again. What they print is in STATE_DIR/logs, one file each.
+    """
+    options = UpOptions(
+        host=host,
+        port=port,
+        decode_ranks=decode_ranks,
+        num_speculative_tokens=num_speculative_tokens,
+        dtype=dtype,
+        prefill_args=tuple(prefill_arg or ()),
+        decode_args=tuple(decode_arg or ()),
+        proxy_args=tuple(proxy_arg or ()),
+    )
+    command = UpCommand(model, served_model_name, device, state_dir, startup_timeout_s, options)
+    try:
+        code = run_up(command, Console())
+    except ConfigError as error:
+        Console(stderr=True).print(
+            f"lockstep up: {error}", style="bold red", markup=False, highlight=False, soft_wrap=True
+        )
+        code = 2
+    raise typer.Exit(code)
+
+
+@app.command(cls=PassThrough, add_help_option=False)
+def prefill(ctx: typer.Context) -> None:
+    """Run a prefill node: lockstep prefill MODEL, our flags and vLLM's engine flags."""
+    become(Role.PREFILL, ctx.args)
+
+
+@app.command(cls=PassThrough, add_help_option=False)
+def decode(ctx: typer.Context) -> None:
+    """Run a decode node: lockstep decode MODEL, our flags and vLLM's engine flags."""
+    become(Role.DECODE, ctx.args)
+
+
+@app.command(cls=PassThrough, add_help_option=False)
+def proxy(ctx: typer.Context) -> None:
+    """Run the proxy: the OpenAI endpoint in front of prefill and decode nodes."""
+    become(Role.PROXY, ctx.args)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(f"lockstep {importlib.metadata.version('lockstep')}")
+
+
+def main() -> None:
+    """Entry point of the `lockstep` command."""
+    app(prog_name="lockstep")

@@ -1,0 +1,96 @@
+"""`lockstep up`: checks what can be checked beforehand, plans the stack, supervises it until told to stop."""
+
+import asyncio
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from lockstep.cli.display import Display
+from lockstep.cli.machine import Device, inspect_machine, require_vllm
+from lockstep.cli.model import resolve_model
+from lockstep.cli.plan import StackPlan, StackPorts, UpOptions, plan_stack
+from lockstep.cli.ports import PortPicker, require_free
+from lockstep.cli.state import StateDirectory
+from lockstep.cli.supervisor import StackFailedError, Supervisor
+
+EXIT_STOPPED = 0
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+"""Stopped before it was ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpCommand:
+    """Everything that was asked for on the command line."""
+
+    model: str | None
+    served_model_name: str | None
+    device: Device
+    state_dir: Path
+    startup_timeout_s: float
+    options: UpOptions
+
+
+def run_up(command: UpCommand, console: Console) -> int:
+    """Run the stack in the foreground and return the exit code; raises ConfigError before it starts anything."""
+    require_vllm()
+    model = resolve_model(command.model, command.served_model_name)
+    require_free(command.options.host, command.options.port)
+    machine = inspect_machine(command.device)
+    with StateDirectory.take(command.state_dir) as state:
+        ports = choose_ports(command.options.decode_ranks)
+        plan = plan_stack(model, command.options, ports, machine, os.environ)
+        console.print(
+            f"Starting {model.served_name} on {machine.device}: 1 prefill node, 1 decode node with "
+            f"{command.options.decode_ranks} ranks, 1 proxy. Logs: {state.path / 'logs'}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+        return supervise(plan, state, console, command.startup_timeout_s)
+
+
+def supervise(plan: StackPlan, state: StateDirectory, console: Console, startup_timeout_s: float) -> int:
+    """Keep a plan up until SIGINT, SIGTERM or SIGHUP, say in one line what failed, return the exit code."""
+    try:
+        with Display(console, plan) as display:
+            healthy = asyncio.run(_supervise(plan, state, display, startup_timeout_s))
+    except StackFailedError as failure:
+        console.print(
+            f"lockstep up: {failure}", style="bold red", markup=False, highlight=False, soft_wrap=True
+        )
+        return EXIT_FAILED
+    console.print("Stopped; no process is left.", highlight=False)
+    return EXIT_STOPPED if healthy else EXIT_INTERRUPTED
+
+
+def choose_ports(decode_ranks: int) -> StackPorts:
+    """Free ports of this machine; nothing holds them until the nodes bind, and a node says so if it cannot."""
+    picker = PortPicker()
+    return StackPorts(
+        prefill_grpc=picker.take(),
+        prefill_http=picker.take(),
+        prefill_side_channel=picker.take(),
+        decode_grpc=picker.take(),
+        decode_http=picker.take(),
+        decode_side_channel=picker.take_range(decode_ranks),
+    )
+
+
+async def _supervise(
+    plan: StackPlan, state: StateDirectory, display: Display, startup_timeout_s: float
+) -> bool:
+    supervisor = Supervisor(plan, state, display, startup_timeout_s=startup_timeout_s)
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        display.note("Stopping; once more to kill at once.")
+        supervisor.request_stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, on_signal)
+    await supervisor.run()
+    return supervisor.was_ready

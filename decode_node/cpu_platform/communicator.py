@@ -11,7 +11,8 @@ from vllm.logger import init_logger
 from decode_node.cpu_platform.exchange import Exchange, GlooExchange, shared_core_count
 from decode_node.cpu_platform.shm_exchange import SharedMemoryExchange
 
-logger = init_logger(__name__)
+# Engine processes show only loggers under "vllm" (vllm/logger.py).
+logger = init_logger(f"vllm.{__name__}")
 
 # The groups that MoE layers meet in (all2all.py, `AgRsAll2AllManager._get_comm_group`).
 MOE_GROUPS = ("dp", "ep", "pcp")
@@ -29,9 +30,9 @@ class LockstepCpuCommunicator(CpuCommunicator):
         use_all2all: bool = False,
     ) -> None:
         super().__init__(cpu_group, device, device_group, unique_name, use_all2all=use_all2all)
-        self._exchange: Exchange | None = None
+        self.moe_exchange: Exchange | None = None
         if self.world_size > 1 and unique_name.split(":")[0] in MOE_GROUPS:
-            self._exchange = self._open_exchange()
+            self.moe_exchange = self._open_exchange()
 
     def _open_exchange(self) -> Exchange:
         """Shared memory when all ranks are on this host with a core for each, else gloo. A collective."""
@@ -64,7 +65,7 @@ class LockstepCpuCommunicator(CpuCommunicator):
         self._check_dim(dim)
         if self.world_size == 1:
             return input_
-        gathered = self._moe_exchange().all_gatherv(tensors, self._sizes(sizes, tensors[0].shape[0]))
+        gathered = self._exchange().all_gatherv(tensors, self._sizes(sizes, tensors[0].shape[0]))
         return gathered if isinstance(input_, list) else gathered[0]
 
     def reduce_scatterv(
@@ -79,12 +80,12 @@ class LockstepCpuCommunicator(CpuCommunicator):
         if self.world_size == 1:
             return input_
         equal = input_.shape[0] // self.world_size
-        return self._moe_exchange().reduce_scatterv(input_, self._sizes(sizes, equal))
+        return self._exchange().reduce_scatterv(input_, self._sizes(sizes, equal))
 
-    def _moe_exchange(self) -> Exchange:
-        if self._exchange is None:
-            self._exchange = self._open_exchange()
-        return self._exchange
+    def _exchange(self) -> Exchange:
+        if self.moe_exchange is None:
+            self.moe_exchange = self._open_exchange()
+        return self.moe_exchange
 
     def _sizes(self, sizes: Sequence[int] | None, equal: int) -> Sequence[int]:
         return sizes if sizes is not None else [equal] * self.world_size

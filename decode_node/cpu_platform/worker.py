@@ -6,13 +6,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from vllm.distributed.parallel_state import get_dp_group
 from vllm.logger import init_logger
 from vllm.v1.worker import cpu_worker
 
 from decode_node.cpu_platform.cores import core_for_rank, pin_thread, threads_started_unpinned
+from decode_node.cpu_platform.dp_agreement import agree_over
+from decode_node.cpu_platform.shm_exchange import SharedMemoryExchange
 from decode_node.step_recorder import StepRecorderMixin
 
-logger = init_logger(__name__)
+# Engine processes show only loggers under "vllm" (vllm/logger.py).
+logger = init_logger(f"vllm.{__name__}")
 
 
 class LockstepCpuModelRunner(StepRecorderMixin, cpu_worker.CPUModelRunner):
@@ -37,8 +41,10 @@ class LockstepCpuWorker(cpu_worker.CPUWorker):
         """Pin first, so that every thread of the engine inherits the core, then start as vLLM does.
 
         Raises:
-            ValueError: LOCKSTEP_CPU_CORES does not fit this machine and these ranks.
+            ValueError: LOCKSTEP_CPU_CORES does not fit this machine and these ranks, or the V2 runner is on.
         """
+        if self.use_v2_model_runner:
+            raise ValueError("The Lockstep CPU platform needs model runner V1 (VLLM_USE_V2_MODEL_RUNNER=0)")
         self._unpinned_cores = os.sched_getaffinity(0)
         core = core_for_rank(os.environ, self._rank_on_node(), self._unpinned_cores)
         if core is not None:
@@ -48,6 +54,10 @@ class LockstepCpuWorker(cpu_worker.CPUWorker):
             logger.info("Local rank %d runs on core %d.", self._rank_on_node(), core)
         with _runner_class(LockstepCpuModelRunner):
             super().init_device()
+        dp_group = get_dp_group()
+        exchange = dp_group.device_communicator.moe_exchange if dp_group.world_size > 1 else None
+        if isinstance(exchange, SharedMemoryExchange):
+            agree_over(exchange, dp_group.world_size)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """The KV connector starts here: its transfer threads are left free to use any core but are not pushed

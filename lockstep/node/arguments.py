@@ -1,8 +1,9 @@
 """Turns a node's command line into a VllmConfig: our flags, vLLM's flags, then what the role owns."""
 
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vllm.config import VllmConfig
@@ -39,13 +40,19 @@ def create_vllm_config(role: Role, config: NodeConfig, args: AsyncEngineArgs) ->
     """Resolve the engine configuration as vLLM's server does, with the role's own settings applied."""
     _set_environment(config)
     role.apply_flags(args, config)
-    try:
+    with _vllm_errors():
         vllm_config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
-    except (ValueError, OSError, NotImplementedError, RuntimeError) as error:
-        # pydantic's errors are ValueErrors; a hub model that is not there is an OSError.
-        raise ConfigError(f"vLLM refuses this configuration: {error}") from error
     role.check_config(vllm_config)
     return vllm_config
+
+
+@contextlib.contextmanager
+def _vllm_errors() -> Iterator[None]:
+    """vLLM's refusals as ConfigError. pydantic's are ValueErrors; a model that is not there is an OSError."""
+    try:
+        yield
+    except (ValueError, OSError, NotImplementedError, RuntimeError) as error:
+        raise ConfigError(f"vLLM refuses this configuration: {error}") from error
 
 
 def _vllm_parser(prog: str) -> FlexibleArgumentParser:
@@ -65,7 +72,8 @@ def _engine_args(prog: str, argv: list[str]) -> AsyncEngineArgs:
     namespace.model = namespace.model_tag
     if namespace.model.startswith((".", "/", "~")) and not Path(namespace.model).expanduser().is_dir():
         raise ConfigError(f"MODEL: no such directory: {namespace.model}")
-    return AsyncEngineArgs.from_cli_args(namespace)
+    with _vllm_errors():
+        return AsyncEngineArgs.from_cli_args(namespace)
 
 
 def _set_environment(config: NodeConfig) -> None:

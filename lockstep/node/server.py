@@ -7,8 +7,7 @@ from typing import Protocol
 
 import grpc.aio
 import msgspec
-from grpc_health.v1 import health_pb2
-from grpc_health.v1.health import aio as grpc_health
+from grpc_health.v1 import health, health_pb2
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
@@ -165,16 +164,14 @@ class NodeService(lockstep_pb2_grpc.NodeServicer):
 
 async def start_server(
     service: NodeService, host: str, port: int
-) -> tuple[grpc.aio.Server, grpc_health.HealthServicer]:
+) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
     """Bind and start; raises ConfigError when the port is taken."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    health = grpc_health.HealthServicer()
+    servicer = health.aio.HealthServicer()
     lockstep_pb2_grpc.add_NodeServicer_to_server(service, server)
-    add_HealthServicer_to_server(health, server)
-    reflection.enable_server_reflection(
-        (SERVICE_NAME, reflection.SERVICE_NAME, grpc_health.SERVICE_NAME), server
-    )
-    await health.set(SERVICE_NAME, health_pb2.HealthCheckResponse.NOT_SERVING)
+    add_HealthServicer_to_server(servicer, server)
+    reflection.enable_server_reflection((SERVICE_NAME, reflection.SERVICE_NAME, health.SERVICE_NAME), server)
+    await servicer.set(SERVICE_NAME, health_pb2.HealthCheckResponse.NOT_SERVING)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         bound = server.add_insecure_port(address)
@@ -183,4 +180,4 @@ async def start_server(
     if bound == 0:
         raise ConfigError(f"--port: cannot listen on {address}; give a free port")
     await server.start()
-    return server, health
+    return server, servicer

@@ -7,8 +7,8 @@ before it exits.
     SIGTERM, SIGINT, SIGHUP   SIGTERM to the service, SIGKILL to everything below after `--stop-s`
     SIGQUIT                   SIGKILL to everything below, at once
 
-The signal goes to the service alone, not to its engines: it has requests to drain through them first. Exits with
-the service's code, or 128 + n when signal n ended it. Imports little: it has to start in a moment.
+The signal goes to the service alone, not to its engines: it has requests to drain through them first. Exits
+with the service's code, or 128 + n when signal n ended it. Imports little: it has to start in a moment.
 """
 
 import argparse

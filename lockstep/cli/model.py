@@ -8,6 +8,9 @@ from lockstep.errors import ConfigError
 
 PICO = Path("models") / "pico"
 
+CHECKOUT = Path(lockstep.__file__).parent.parent
+"""Where models/ is when the package is installed editable."""
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
@@ -18,13 +21,13 @@ class Model:
     local: bool
 
 
-def resolve_model(given: str | None, served_name: str | None) -> Model:
+def resolve_model(given: str | None, served_name: str | None, checkout: Path = CHECKOUT) -> Model:
     """The model asked for, models/pico of the checkout when none was; raises ConfigError if it is not there.
 
     A local directory is served under its own name, a hub id under the whole id, as vLLM does.
     """
     if given is None:
-        directory = _find_pico()
+        directory = _find_pico(checkout)
     elif (directory := Path(given)).is_dir():
         directory = directory.resolve()
     elif given.startswith((".", "/", "~")) or given.count("/") > 1:
@@ -36,8 +39,7 @@ def resolve_model(given: str | None, served_name: str | None) -> Model:
     return Model(path=str(directory), served_name=served_name or directory.name, local=True)
 
 
-def _find_pico() -> Path:
-    checkout = Path(lockstep.__file__).parent.parent
+def _find_pico(checkout: Path) -> Path:
     places = (checkout / PICO, Path.cwd() / PICO)
     for place in places:
         if place.is_dir():

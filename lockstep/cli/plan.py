@@ -1,4 +1,4 @@
-"""Turns the options of `lockstep up` into the processes to start, with their arguments and environment; pure."""
+"""Turns the options of `lockstep up` into processes to start, with arguments and environment; pure."""
 
 import json
 import sys

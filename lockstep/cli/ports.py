@@ -42,8 +42,9 @@ class PortPicker:
     def _candidates(self) -> Iterator[int]:
         while self._left > 0:
             self._left -= 1
-            yield self._first + self._offset
+            port = self._first + self._offset
             self._offset = (self._offset + 1) % self._size
+            yield port  # last, since the reader stops here when it has enough
 
 
 def is_free(host: str, port: int) -> bool:

@@ -1,4 +1,4 @@
-"""The state directory: held by one `lockstep up` at a time; logs, and state.json for other programs to read."""
+"""The state directory: held by one `lockstep up` at a time; the logs, and state.json for other programs."""
 
 import fcntl
 import json

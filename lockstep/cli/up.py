@@ -35,7 +35,7 @@ class UpCommand:
 
 
 def run_up(command: UpCommand, console: Console) -> int:
-    """Run the stack in the foreground and return the exit code; raises ConfigError before it starts anything."""
+    """Run the stack in the foreground, return the exit code; raises ConfigError before it starts anything."""
     require_vllm()
     model = resolve_model(command.model, command.served_model_name)
     require_free(command.options.host, command.options.port)
@@ -68,7 +68,7 @@ def supervise(plan: StackPlan, state: StateDirectory, console: Console, startup_
 
 
 def choose_ports(decode_ranks: int) -> StackPorts:
-    """Free ports of this machine; nothing holds them until the nodes bind, and a node says so if it cannot."""
+    """Free ports of this machine; nothing holds them until a node binds them, which says so if it cannot."""
     picker = PortPicker()
     return StackPorts(
         prefill_grpc=picker.take(),

@@ -1,0 +1,46 @@
+"""What `lockstep up` finds out about the machine."""
+
+import importlib.metadata
+import os
+from pathlib import Path
+
+import pytest
+
+from lockstep.cli.machine import Device, inspect_machine
+
+
+@pytest.fixture
+def cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+
+@pytest.mark.usefixtures("cuda_build")
+@pytest.mark.parametrize(
+    ("nodes", "device"),
+    [
+        ([], Device.CPU),
+        (["nvidiactl", "nvidia-uvm"], Device.CPU),
+        (["nvidiactl", "nvidia0"], Device.CUDA),
+    ],
+    ids=["none", "driver only", "a GPU"],
+)
+def test_auto(tmp_path: Path, nodes: list[str], device: Device) -> None:
+    """A numbered NVIDIA device means CUDA; the driver's other files do not."""
+    for node in nodes:
+        (tmp_path / node).touch()
+    assert inspect_machine(Device.AUTO, tmp_path).device is device
+
+
+def test_cpu_build_runs_on_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the CPU build of vLLM installed, a GPU in the machine changes nothing."""
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.32.0")
+    (tmp_path / "nvidia0").touch()
+    assert inspect_machine(Device.AUTO, tmp_path).device is Device.CPU
+
+
+def test_cores_are_those_this_process_may_use() -> None:
+    """Not all of the machine: a container or taskset may allow fewer."""
+    assert inspect_machine(Device.CPU).cores == tuple(sorted(os.sched_getaffinity(0)))

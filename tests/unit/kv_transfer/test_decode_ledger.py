@@ -1,0 +1,158 @@
+"""Decode's record of receives: blocks come back only behind the fence, and every wait has an end."""
+
+from kv_transfer.decode_ledger import DecodeLedger, Done, Fail, SendCancel
+from kv_transfer.params import PrefillPeer
+
+PEER = PrefillPeer("p0", "127.0.0.1", 5600, 1)
+TOKEN = "a" * 32
+RID = "ls-1-0-a1"
+
+
+def opened(*, sent: bool = True, deadline_s: float = 60.0) -> DecodeLedger:
+    """A ledger with one receive of three blocks, opened at 0 s."""
+    book = DecodeLedger(deadline_s, cancel_ack_timeout_s=5.0)
+    book.opened(RID, PEER, TOKEN, num_blocks=3, now=0)
+    if sent:
+        assert book.sending(RID, now=0) == deadline_s
+    return book
+
+
+def send_cancel(reason: str, registered: bool = True) -> SendCancel:
+    return SendCancel(RID, PEER, TOKEN, reason, registered)
+
+
+def test_completion_delivers_the_kv() -> None:
+    """One writer, one notice: received."""
+    book = opened()
+    assert book.completed(RID, "w0", num_writers=1) == [Done(RID, received=True)]
+    assert not book.outstanding
+
+
+def test_all_writers_must_complete() -> None:
+    """With two prefill workers the second notice counts, a repeat of the first does not."""
+    book = opened()
+    assert book.completed(RID, "w0", 2) == []
+    assert book.completed(RID, "w0", 2) == []
+    assert book.completed(RID, "w1", 2) == [Done(RID, received=True)]
+
+
+def test_release_fails_the_request_and_frees_the_blocks() -> None:
+    """Prefill ended without a push: the client is told, the blocks are back."""
+    book = opened()
+    assert book.released(RID, TOKEN, "finished_aborted", "w0", 1) == [
+        Fail(RID, "finished_aborted"),
+        Done(RID, received=False),
+    ]
+
+
+def test_release_by_one_of_two_writers_fails_but_keeps_the_fence() -> None:
+    """The other writer may still write, so the blocks wait for it."""
+    book = opened()
+    assert book.released(RID, TOKEN, "push_failed", "w0", 2) == [Fail(RID, "push_failed")]
+    assert book.completed(RID, "w1", 2) == [Done(RID, received=False)]
+
+
+def test_release_with_another_token_is_ignored() -> None:
+    """Somebody else's answer cannot unfence these blocks."""
+    book = opened()
+    assert book.released(RID, "b" * 32, "forged", "w0", 1) == []
+    assert book.outstanding
+
+
+def test_abort_waits_for_the_answer() -> None:
+    """Blocks that prefill may be writing are not given back by the abort itself."""
+    book = opened()
+    assert book.aborted(RID, "aborted", now=1) == [send_cancel("aborted")]
+    assert book.released(RID, TOKEN, "aborted", "w0", 1) == [Done(RID, received=False)]
+
+
+def test_abort_answered_by_the_completion() -> None:
+    """The write had started: its completion is the answer, and nothing counts as received."""
+    book = opened()
+    book.aborted(RID, "aborted", now=1)
+    assert book.completed(RID, "w0", 1) == [Done(RID, received=False)]
+
+
+def test_abort_before_the_registration_was_sent() -> None:
+    """Nobody can write: the blocks are back at once, prefill is told, nothing is registered later."""
+    book = opened(sent=False)
+    assert book.aborted(RID, "aborted", now=1) == [
+        send_cancel("aborted", registered=False),
+        Done(RID, received=False),
+    ]
+    assert book.sending(RID, now=1) is None
+
+
+def test_second_abort_does_nothing() -> None:
+    """The failure that the worker reported comes back from the scheduler as an end of the request."""
+    book = opened()
+    book.aborted(RID, "aborted", now=1)
+    assert book.aborted(RID, "aborted", now=1) == []
+
+
+def test_deadline_fails_the_request_but_keeps_the_fence() -> None:
+    """At the deadline the client hears of it; the blocks wait for prefill's answer."""
+    book = opened(deadline_s=10)
+    assert book.tick(now=9) == []
+    assert book.tick(now=10) == [Fail(RID, "deadline"), send_cancel("deadline")]
+    assert book.released(RID, TOKEN, "deadline", "w0", 1) == [Done(RID, received=False)]
+
+
+def test_deadline_before_the_registration_was_sent() -> None:
+    """A handshake that hangs: failed and freed, prefill told."""
+    book = opened(sent=False, deadline_s=10)
+    assert book.tick(now=10) == [
+        Fail(RID, "deadline"),
+        send_cancel("deadline", registered=False),
+        Done(RID, received=False),
+    ]
+
+
+def test_unanswered_cancel_is_repeated_and_quarantined() -> None:
+    """Without an answer the blocks stay out of use, are counted, and the cancel is sent again."""
+    book = opened()
+    book.aborted(RID, "aborted", now=0)
+    assert book.quarantined(now=5) == (0, 0)
+    assert book.tick(now=4.9) == []
+    assert book.tick(now=5) == [send_cancel("aborted")]
+    assert book.tick(now=5.1) == []
+    assert book.quarantined(now=5.1) == (1, 3)
+    assert book.released(RID, TOKEN, "aborted", "w0", 1) == [Done(RID, received=False)]
+    assert book.quarantined(now=6) == (0, 0)
+
+
+def test_unreachable_prefill_fails_and_frees() -> None:
+    """The handshake failed, so no registration exists anywhere."""
+    book = opened(sent=False)
+    assert book.unreachable(RID, "prefill_unreachable") == [
+        Fail(RID, "prefill_unreachable"),
+        Done(RID, received=False),
+    ]
+
+
+def test_refused_send_fails_but_keeps_the_fence() -> None:
+    """An error of the send does not prove that the registration did not arrive."""
+    book = opened()
+    assert book.send_failed(RID, "registration_failed", now=1) == [
+        Fail(RID, "registration_failed"),
+        send_cancel("registration_failed"),
+    ]
+    assert book.outstanding
+
+
+def test_proven_death_ends_the_quarantine() -> None:
+    """A process that is gone writes nothing."""
+    book = opened()
+    book.aborted(RID, "aborted", now=0)
+    assert book.proven_dead(RID) == [Done(RID, received=False)]
+
+
+def test_notices_for_unknown_requests_do_nothing() -> None:
+    """Late or repeated notices after the end are harmless."""
+    book = opened()
+    book.completed(RID, "w0", 1)
+    assert book.completed(RID, "w0", 1) == []
+    assert book.released(RID, TOKEN, "aborted", "w0", 1) == []
+    assert book.aborted(RID, "aborted", now=1) == []
+    assert book.unreachable(RID, "x") == []
+    assert book.proven_dead(RID) == []

@@ -1,0 +1,122 @@
+"""Both legs' `kv_transfer_params`: what is sent is what is accepted, and nothing else is."""
+
+from typing import Any
+
+import pytest
+
+from kv_transfer.params import (
+    PrefillPeer,
+    check_request_id,
+    decode_leg_params,
+    new_token,
+    parse_decode_leg,
+    parse_prefill_leg,
+    prefill_leg_params,
+)
+
+PEER = PrefillPeer(engine_id="e1_dp0", side_channel_host="10.0.0.1", side_channel_port=5601, tp_size=2)
+REQUEST_ID = "ls-3f2a9c-17-0-a1"
+TOKEN = "0123456789abcdef0123456789abcdef"
+
+
+def test_prefill_leg_has_exactly_the_keys_the_connector_reads() -> None:
+    """The prefill leg computes for a remote decode and carries the token, nothing more."""
+    assert prefill_leg_params(TOKEN) == {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "lockstep_token": TOKEN,
+    }
+
+
+def test_decode_leg_has_exactly_the_keys_the_connector_reads() -> None:
+    """The decode leg names the prefill rank and the request's id there."""
+    assert decode_leg_params(PEER, REQUEST_ID, TOKEN) == {
+        "do_remote_decode": False,
+        "do_remote_prefill": True,
+        "remote_engine_id": "e1_dp0",
+        "remote_host": "10.0.0.1",
+        "remote_port": 5601,
+        "tp_size": 2,
+        "remote_request_id": REQUEST_ID,
+        "lockstep_token": TOKEN,
+    }
+
+
+def test_prefill_leg_round_trip() -> None:
+    """A node reads back the token that the proxy sent."""
+    assert parse_prefill_leg(prefill_leg_params(TOKEN)).token == TOKEN
+
+
+def test_decode_leg_round_trip() -> None:
+    """A node reads back the peer, the id and the token that the proxy sent."""
+    leg = parse_decode_leg(decode_leg_params(PEER, REQUEST_ID, TOKEN), REQUEST_ID)
+    assert (leg.peer, leg.request_id, leg.token) == (PEER, REQUEST_ID, TOKEN)
+
+
+def test_each_token_is_new() -> None:
+    """Two attempts never share a token, and each passes the check of both legs."""
+    first, second = new_token(), new_token()
+    assert first != second
+    assert parse_prefill_leg(prefill_leg_params(first)).token == first
+
+
+@pytest.mark.parametrize("request_id", ["", "ls-17-0123abcd", "ls-17-0123ABCD", "x-deadbeef"])
+def test_ids_that_vllm_would_strip_are_refused(request_id: str) -> None:
+    """vLLM matches ids without a trailing '-<8 hex>', so such an id could match another request's."""
+    with pytest.raises(ValueError, match="request_id"):
+        check_request_id(request_id)
+
+
+@pytest.mark.parametrize("request_id", [REQUEST_ID, "ls-17-0123abc", "ls-17-0123abcde", "deadbeef"])
+def test_ids_that_vllm_leaves_alone_are_accepted(request_id: str) -> None:
+    """Only a dash and exactly eight hex digits at the end are a suffix."""
+    assert check_request_id(request_id) == request_id
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"do_remote_decode": True}, "do_remote_decode"),
+        ({"do_remote_prefill": False}, "do_remote_prefill"),
+        ({"do_remote_prefill": 1}, "do_remote_prefill"),
+        ({"remote_engine_id": ""}, "remote_engine_id"),
+        ({"remote_host": None}, "remote_host"),
+        ({"remote_port": 0}, "remote_port"),
+        ({"remote_port": "5601"}, "remote_port"),
+        ({"remote_port": 65536}, "remote_port"),
+        ({"tp_size": 0}, "tp_size"),
+        ({"tp_size": True}, "tp_size"),
+        ({"remote_request_id": "other"}, "remote_request_id"),
+        ({"lockstep_token": "short"}, "lockstep_token"),
+        ({"lockstep_token": TOKEN.upper()}, "lockstep_token"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_a_bad_decode_leg_is_refused_by_field(change: dict[str, Any], field: str) -> None:
+    """The error names the first field that is wrong."""
+    with pytest.raises(ValueError, match=field):
+        parse_decode_leg(decode_leg_params(PEER, REQUEST_ID, TOKEN) | change, REQUEST_ID)
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        (None, "kv_transfer_params"),
+        ({}, "do_remote_decode"),
+        (decode_leg_params(PEER, REQUEST_ID, TOKEN), "remote_engine_id"),
+        ({"do_remote_decode": True, "do_remote_prefill": False}, "lockstep_token"),
+    ],
+)
+def test_a_bad_prefill_leg_is_refused_by_field(params: dict[str, Any] | None, field: str) -> None:
+    """A prefill node refuses a decode leg, a missing token and missing parameters."""
+    with pytest.raises(ValueError, match=field):
+        parse_prefill_leg(params)
+
+
+@pytest.mark.parametrize("field", sorted(decode_leg_params(PEER, REQUEST_ID, TOKEN)))
+def test_every_decode_field_is_required(field: str) -> None:
+    """Leaving any field out is refused, and the error names it."""
+    params = decode_leg_params(PEER, REQUEST_ID, TOKEN)
+    del params[field]
+    with pytest.raises(ValueError, match=field):
+        parse_decode_leg(params, REQUEST_ID)

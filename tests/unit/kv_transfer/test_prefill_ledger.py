@@ -1,0 +1,244 @@
+"""Prefill's record of pushes: exact matching, tokens, cancels, deadlines, in every order of events."""
+
+import itertools
+
+import pytest
+
+from kv_transfer.notices import Cancel, DecodePeer, Registration
+from kv_transfer.prefill_ledger import PrefillLedger, Push, Release, Reply
+
+PEER = DecodePeer(engine_id="d0", host="127.0.0.1", port=5700, tp_size=1)
+BLOCKS = ([1, 2, 3],)
+TOKEN = "a" * 32
+OTHER = "b" * 32
+RID = "ls-1-0-a1"
+
+
+def ledger(ttl_s: float = 100.0, limit: int = 100) -> PrefillLedger:
+    return PrefillLedger(ttl_s, limit)
+
+
+def registration(token: str = TOKEN, request_id: str = RID, deadline: float = 60.0) -> Registration:
+    return Registration(request_id, token, PEER, ((7, 8, 9),), deadline, {})
+
+
+def cancel(token: str = TOKEN, registered: bool = True, reason: str = "aborted") -> Cancel:
+    return Cancel(request_id=RID, token=token, reason=reason, registered=registered, peer=PEER)
+
+
+def reply(reason: str, token: str = TOKEN) -> Reply:
+    return Reply(RID, PEER, token, reason)
+
+
+def test_push_when_decode_registered_first() -> None:
+    """The registration waits, and the finished prompt is pushed to it."""
+    book = ledger()
+    assert book.registered(registration(), now=0) == []
+    assert book.finished(RID, BLOCKS, TOKEN, now=1) == [Push(RID, BLOCKS, registration())]
+
+
+def test_push_when_prefill_finished_first() -> None:
+    """The blocks wait, and are pushed when the registration comes."""
+    book = ledger()
+    assert book.finished(RID, BLOCKS, TOKEN, now=0) == []
+    assert book.registered(registration(), now=1) == [Push(RID, BLOCKS, registration())]
+
+
+@pytest.mark.parametrize("other", ["ls-1-0-a1-0123abcd", "ls-1-0-a", "ls-1-0-a11"])
+def test_ids_match_exactly(other: str) -> None:
+    """An id that vLLM's suffix rule would match, or a prefix, matches nothing."""
+    finished_first, registered_first = ledger(), ledger()
+    finished_first.finished(RID, BLOCKS, TOKEN, now=0)
+    assert finished_first.registered(registration(request_id=other), now=0) == []
+    registered_first.registered(registration(), now=0)
+    assert registered_first.finished(other, BLOCKS, TOKEN, now=0) == []
+
+
+def test_wrong_token_is_refused_and_the_blocks_still_wait() -> None:
+    """A registration with another token gets an answer, no push, and does not use the blocks up."""
+    book = ledger()
+    book.finished(RID, BLOCKS, TOKEN, now=0)
+    assert book.registered(registration(OTHER), now=0) == [reply("token_mismatch", OTHER)]
+    assert book.registered(registration(), now=0) == [Push(RID, BLOCKS, registration())]
+
+
+def test_wrong_token_that_came_first_does_not_displace_the_right_one() -> None:
+    """Of two registrations the one with the leg's token is pushed to, the other is answered."""
+    book = ledger()
+    book.registered(registration(OTHER), now=0)
+    book.registered(registration(), now=0)
+    assert book.finished(RID, BLOCKS, TOKEN, now=0) == [
+        reply("token_mismatch", OTHER),
+        Push(RID, BLOCKS, registration()),
+    ]
+
+
+def test_prefill_aborted_after_registration_answers_at_once() -> None:
+    """Decode learns of the end without waiting for any deadline."""
+    book = ledger()
+    book.registered(registration(), now=0)
+    assert book.ended(RID, "finished_aborted", now=1) == [reply("finished_aborted")]
+    assert not book.outstanding
+
+
+def test_prefill_aborted_before_registration_answers_the_later_one() -> None:
+    """The end is remembered for the registration that is still under way."""
+    book = ledger()
+    assert book.ended(RID, "finished_aborted", now=0) == []
+    assert book.registered(registration(), now=5) == [reply("finished_aborted")]
+
+
+def test_cancel_of_held_blocks_releases_them_and_answers() -> None:
+    """Finished, then cancelled: prefill's blocks are back at once."""
+    book = ledger()
+    book.finished(RID, BLOCKS, TOKEN, now=0)
+    assert book.cancelled(cancel(), now=1) == [Release(RID, "aborted"), reply("aborted")]
+
+
+def test_cancel_while_computing_prevents_the_push() -> None:
+    """Registered, cancelled, then finished: nothing is written, the blocks go back."""
+    book = ledger()
+    book.registered(registration(), now=0)
+    assert book.cancelled(cancel(), now=1) == [reply("aborted")]
+    assert book.finished(RID, BLOCKS, TOKEN, now=2) == [Release(RID, "aborted")]
+
+
+def test_cancel_before_prefill_knows_the_request() -> None:
+    """Cancelled first: the leg that arrives later is not held for anybody."""
+    book = ledger()
+    assert book.cancelled(cancel(registered=False), now=0) == []
+    assert book.finished(RID, BLOCKS, TOKEN, now=1) == [Release(RID, "aborted")]
+
+
+def test_cancel_overtakes_its_registration() -> None:
+    """Both are answered; nothing waits."""
+    book = ledger()
+    assert book.cancelled(cancel(), now=0) == [reply("aborted")]
+    assert book.registered(registration(), now=0) == [reply("aborted")]
+    assert not book.outstanding
+
+
+def test_cancel_with_another_token_does_not_stop_the_push() -> None:
+    """Only the attempt itself can cancel itself."""
+    book = ledger()
+    book.cancelled(cancel(OTHER), now=0)
+    book.finished(RID, BLOCKS, TOKEN, now=0)
+    assert book.cancelled(cancel(OTHER), now=0) == [reply("aborted", OTHER)]
+    assert book.registered(registration(), now=0) == [Push(RID, BLOCKS, registration())]
+
+
+def test_cancel_during_the_write_is_answered_by_its_completion() -> None:
+    """ "Released" while a write is in flight would let decode reuse blocks that are being written."""
+    book = ledger()
+    book.finished(RID, BLOCKS, TOKEN, now=0)
+    book.registered(registration(), now=0)
+    assert book.cancelled(cancel(), now=1) == []
+    assert book.pushed(RID, now=2) == registration()
+
+
+def test_repeated_registration_during_the_write_is_not_answered() -> None:
+    """The write's completion is the answer to the repeat too."""
+    book = ledger()
+    book.finished(RID, BLOCKS, TOKEN, now=0)
+    book.registered(registration(), now=0)
+    assert book.registered(registration(), now=1) == []
+
+
+def test_failed_write_releases_and_answers() -> None:
+    """Once no write is in flight both sides get their blocks back."""
+    book = ledger()
+    book.finished(RID, BLOCKS, TOKEN, now=0)
+    book.registered(registration(), now=0)
+    assert book.push_failed(RID, "push_failed", now=1) == [Release(RID, "push_failed"), reply("push_failed")]
+
+
+def test_no_push_after_decodes_deadline() -> None:
+    """A registration that is past its deadline when the prompt is done is answered instead."""
+    book = ledger()
+    book.registered(registration(deadline=10), now=0)
+    assert book.finished(RID, BLOCKS, TOKEN, now=10) == [Release(RID, "deadline"), reply("deadline")]
+
+
+def test_registration_without_a_prefill_leg_ends_at_its_deadline() -> None:
+    """A leg that never arrives leaves nothing behind, and one that arrives late is not held."""
+    book = ledger()
+    book.registered(registration(deadline=10), now=0)
+    assert book.tick(now=9) == []
+    assert book.tick(now=10) == [reply("deadline")]
+    assert not book.outstanding
+    assert book.finished(RID, BLOCKS, TOKEN, now=11) == [Release(RID, "deadline")]
+
+
+def test_expired_lease_refuses_the_late_registration() -> None:
+    """Blocks that vLLM has given back are never pushed from."""
+    book = ledger()
+    book.finished(RID, BLOCKS, TOKEN, now=0)
+    book.lease_expired(RID, now=30)
+    assert book.registered(registration(), now=31) == [reply("lease_expired")]
+
+
+def test_abandoned_blocks_are_released_once() -> None:
+    """An abort after prefill's end gives the blocks back; a second one does nothing."""
+    book = ledger()
+    book.finished(RID, BLOCKS, TOKEN, now=0)
+    assert book.abandoned(RID, "aborted", now=1) == [Release(RID, "aborted")]
+    assert book.abandoned(RID, "aborted", now=1) == []
+
+
+def test_abandoning_a_write_in_flight_does_nothing() -> None:
+    """Its blocks are read by the write until it is done."""
+    book = ledger()
+    book.finished(RID, BLOCKS, TOKEN, now=0)
+    book.registered(registration(), now=0)
+    assert book.abandoned(RID, "aborted", now=1) == []
+    assert book.is_pushing(RID)
+
+
+def test_registrations_of_one_id_are_bounded() -> None:
+    """A peer cannot fill prefill's memory under one request id."""
+    book = ledger()
+    answers = [book.registered(registration(f"{n:032x}"), now=0) for n in range(5)]
+    assert answers[:4] == [[], [], [], []]
+    assert answers[4] == [reply("too_many_registrations", f"{4:032x}")]
+
+
+def test_tombstones_expire() -> None:
+    """After its time an id is unknown again, so a registration waits (for its own deadline)."""
+    book = ledger(ttl_s=10)
+    book.ended(RID, "finished_aborted", now=0)
+    book.tick(now=10)
+    assert book.registered(registration(), now=10) == []
+
+
+def test_tombstones_are_bounded_and_the_oldest_goes_first() -> None:
+    """A flood of ended requests keeps the newest `limit`."""
+    book = ledger(limit=2)
+    for number in range(3):
+        book.ended(f"r{number}", "finished_aborted", now=number)
+    assert book.registered(registration(request_id="r0"), now=3) == []
+    assert book.registered(registration(request_id="r1"), now=3) != []
+
+
+EVENTS = ("finished", "registered", "cancelled")
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(EVENTS)), ids="-".join)
+def test_every_order_of_finish_register_cancel_settles(order: tuple[str, ...]) -> None:
+    """In any order: blocks are pushed or released exactly once, and decode gets an answer for its blocks."""
+    book = ledger()
+    actions = []
+    for event in order:
+        if event == "finished":
+            actions += book.finished(RID, BLOCKS, TOKEN, now=0)
+        elif event == "registered":
+            actions += book.registered(registration(), now=0)
+        else:
+            actions += book.cancelled(cancel(), now=0)
+    pushes = [action for action in actions if isinstance(action, Push)]
+    releases = [action for action in actions if isinstance(action, Release)]
+    replies = [action for action in actions if isinstance(action, Reply)]
+    assert len(pushes) + len(releases) == 1
+    assert bool(replies) != bool(pushes)
+    if pushes:
+        book.pushed(RID, now=1)
+    assert not book.outstanding

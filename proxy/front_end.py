@@ -1,0 +1,91 @@
+"""vLLM's AsyncLLM over our engine-core client: the seam where its front end meets the cluster."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import async_llm
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.output_processor import RequestOutputCollector
+
+from lockstep.errors import DrainingError, InvalidRequestError, LockstepError
+from proxy import http_errors
+from proxy.engine_core_client import ClusterClient
+from proxy.legs import KV_TRANSFER_PARAMS
+
+
+class FrontEnd(AsyncLLM):
+    """Starts no engine and loads no weights. One instance a process (it registers vLLM's metrics)."""
+
+    def __init__(self, vllm_config: VllmConfig, client: ClusterClient, args: Any) -> None:
+        self._client = client
+        with _engine_core_client(client):
+            super().__init__(
+                vllm_config=vllm_config,
+                executor_class=None,
+                log_stats=not args.disable_log_stats,
+                log_requests=args.enable_log_requests,
+            )
+        client.bind(self._fail_request)
+
+    async def add_request(
+        self, request_id: str, prompt: Any, params: SamplingParams | PoolingParams, **kwargs: Any
+    ) -> RequestOutputCollector:
+        """Refuse here what must not reach the cluster; nothing is registered for the request yet."""
+        try:
+            self._refuse(params)
+        except LockstepError as error:
+            raise http_errors.to_front_end(error, request_id) from error
+        if kwargs.get("data_parallel_rank") is not None:
+            # vLLM checks the number against this (input_processor.py:392); the ranks come and go.
+            self.vllm_config.parallel_config.data_parallel_size = max(1, self._client.num_decode_ranks)
+        return await super().add_request(request_id, prompt, params, **kwargs)
+
+    async def check_health(self) -> None:
+        """/health answers 503 to this error (serve/instrumentator/health.py), and to no other."""
+        if self._client.not_ready_because():
+            raise EngineDeadError()
+        await super().check_health()
+
+    def _refuse(self, params: SamplingParams | PoolingParams) -> None:
+        """The hand-off between nodes is ours: a client could otherwise point a node at any address."""
+        if isinstance(params, SamplingParams) and KV_TRANSFER_PARAMS in (params.extra_args or {}):
+            raise InvalidRequestError(
+                f"{KV_TRANSFER_PARAMS} is not accepted from clients.", KV_TRANSFER_PARAMS
+            )
+        if self._client.draining:
+            raise DrainingError("The service is shutting down.")
+
+    def _fail_request(self, front_id: str, error: LockstepError) -> list[str]:
+        """Put the error into the request's output queue and drop it, all of its choices, from vLLM's books.
+
+        generate() passes such an error through without an abort (async_llm.py:806), so that is done here; the
+        final output that the abort makes does not replace the error (output_processor.py::put).
+        """
+        state = self.output_processor.request_states.get(front_id)
+        if state is None or state.queue is None:
+            return []
+        state.queue.put(http_errors.to_front_end(error, state.external_req_id))
+        dropped: list[str] = self.output_processor.abort_requests([state.queue.request_id], internal=True)
+        return dropped
+
+
+@contextlib.contextmanager
+def _engine_core_client(client: ClusterClient) -> Iterator[None]:
+    """While AsyncLLM is constructed, its factory for a client of new engine processes gives ours."""
+
+    class Factory:
+        @staticmethod
+        def make_async_mp_client(**_: Any) -> ClusterClient:
+            return client
+
+    original = async_llm.EngineCoreClient
+    async_llm.EngineCoreClient = Factory
+    try:
+        yield
+    finally:
+        async_llm.EngineCoreClient = original

@@ -1,0 +1,174 @@
+"""The proxy's life: connect, wait for the first pair, serve, drain, close."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from argparse import Namespace
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, TypeVar
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from starlette.middleware import Middleware
+from vllm import envs
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.launcher import NoSignalServer
+
+from lockstep.errors import UnavailableError
+from lockstep.health import bind
+from proxy import vllm_config
+from proxy.cluster import Cluster
+from proxy.config import ProxyConfig
+from proxy.engine_core_client import ClusterClient
+from proxy.first_byte import FirstByteGate
+from proxy.front_end import FrontEnd
+from proxy.ids import LegIds
+from proxy.nodes import Node, Role
+from proxy.routing import Ranks
+from proxy.session import NodeSession
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_CLOSE_CONNECTIONS_S = 5
+"""What uvicorn gives answers that are being written once all requests have ended."""
+
+
+async def serve(config: ProxyConfig, args: Namespace) -> None:
+    """Run until SIGTERM or SIGINT. Raises ConfigError or UnavailableError when it cannot start."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    sock = bind(args.host or "0.0.0.0", args.port, "--port")  # vLLM's default: every address
+    with contextlib.closing(sock):
+        async with sessions(config) as (cluster, client):
+            pair = await _unless_stopped(stop, first_pair(cluster, client, config.startup_timeout_s))
+            if pair is not None:
+                await _serve_pair(config, args, client, pair, sock, stop)
+
+
+@contextlib.asynccontextmanager
+async def sessions(config: ProxyConfig) -> AsyncIterator[tuple[Cluster, ClusterClient]]:
+    """Keep a session to every listed node open."""
+    cluster = Cluster(config.prefill_addresses, config.decode_addresses)
+    ids = LegIds()
+    client = ClusterClient(cluster, Ranks(config.prefill_window_tokens), ids, config.request_timeout_s)
+    listed: list[tuple[Role, str]] = [
+        *(("prefill", address) for address in config.prefill_addresses),
+        *(("decode", address) for address in config.decode_addresses),
+    ]
+    opened = [
+        NodeSession(address, role, ids.proxy_id, config.connect_timeout_s, client) for role, address in listed
+    ]
+    for session in opened:
+        session.start()
+    try:
+        yield cluster, client
+    finally:
+        await asyncio.gather(*(session.close() for session in opened))
+
+
+async def first_pair(cluster: Cluster, client: ClusterClient, deadline_s: float) -> tuple[Node, Node]:
+    """Wait for a prefill and a decode node that fit together; raises UnavailableError at the deadline."""
+    try:
+        async with asyncio.timeout(deadline_s):
+            while (pair := cluster.pair()) is None:
+                client.paired.clear()
+                await client.paired.wait()
+    except TimeoutError:
+        raise UnavailableError(
+            f"no prefill and decode node that fit together within {deadline_s:g} s: "
+            f"{cluster.not_ready_because()}"
+        ) from None
+    return pair
+
+
+async def build(args: Namespace, client: ClusterClient, pair: tuple[Node, Node]) -> tuple[FrontEnd, FastAPI]:
+    """vLLM's app over our client, with our health routes and the gate before its answers."""
+    front_end = FrontEnd(vllm_config.from_nodes(args, *pair), client, args)
+    tasks = await front_end.get_supported_tasks()
+    app = build_app(args, tasks, front_end.model_config)
+    # Innermost, so that vLLM's request metrics count the status that the client gets.
+    app.user_middleware.append(Middleware(FirstByteGate))
+    _add_health(app, client)
+    await init_app_state(front_end, app.state, args, tasks)
+    return front_end, app
+
+
+def _add_health(app: FastAPI, client: ClusterClient) -> None:
+    @app.get("/healthz", include_in_schema=False)
+    async def healthz() -> JSONResponse:
+        return JSONResponse({"status": "alive"})
+
+    @app.get("/readyz", include_in_schema=False)
+    async def readyz() -> JSONResponse:
+        reason = client.not_ready_because()
+        if reason:
+            return JSONResponse({"status": "not ready", "reason": reason}, status_code=503)
+        return JSONResponse({"status": "ready"})
+
+
+async def _serve_pair(
+    config: ProxyConfig,
+    args: Namespace,
+    client: ClusterClient,
+    pair: tuple[Node, Node],
+    sock: socket.socket,
+    stop: asyncio.Event,
+) -> None:
+    front_end, app = await build(args, client, pair)
+    server = http_server(app, args)
+    serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
+    host, port = sock.getsockname()[:2]
+    logger.info("serving %s on %s:%d", ",".join(args.served_model_name), host, port)
+    try:
+        await _unless_stopped(stop, _ended(serving))
+        logger.info("draining for at most %g s", config.drain_timeout_s)
+        await client.drain(config.drain_timeout_s)
+    finally:
+        server.should_exit = True
+        await serving
+        front_end.shutdown()
+
+
+def http_server(app: FastAPI, args: Namespace) -> uvicorn.Server:
+    """uvicorn with vLLM's settings (launchers/api_server/entry.py::build_and_serve), signals left to us."""
+    uvicorn_config = uvicorn.Config(
+        app,
+        log_level=args.uvicorn_log_level,
+        access_log=not args.disable_uvicorn_access_log,
+        timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
+        timeout_graceful_shutdown=_CLOSE_CONNECTIONS_S,
+        ssl_keyfile=args.ssl_keyfile,
+        ssl_certfile=args.ssl_certfile,
+        ssl_ca_certs=args.ssl_ca_certs,
+        ssl_cert_reqs=args.ssl_cert_reqs,
+        ssl_ciphers=args.ssl_ciphers,
+        h11_max_incomplete_event_size=args.h11_max_incomplete_event_size,
+    )
+    server: uvicorn.Server = NoSignalServer(uvicorn_config)
+    app.state.server = server
+    return server
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Wait for a task without owning it: cancelling this does not cancel the task."""
+    await asyncio.wait((task,))
+
+
+async def _unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`, or None when the process was told to stop first; `work` is then cancelled."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        for task in (working, stopping):
+            task.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)

@@ -1,0 +1,325 @@
+"""A node over the wire: the real protocol on a real gRPC server, an echo instead of a model.
+
+It refuses what the real node refuses (lockstep/node/server.py). Its answer is the prompt again, so a crossed answer
+is seen, and decode gives it only once the prefill of the same id and token has "pushed", so the pairing is real.
+"""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import grpc.aio
+import numpy as np
+from vllm.v1.engine import (
+    EngineCoreEvent,
+    EngineCoreEventType,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+)
+from vllm.v1.metrics.stats import PrefillStats
+from vllm.v1.outputs import LogprobsTensors
+
+from kv_transfer.params import parse_decode_leg, parse_prefill_leg
+from lockstep.errors import DrainingError, InvalidRequestError, LockstepError, WrongLegError
+from lockstep.rpc import codec
+from lockstep.rpc.channel import PROTOCOL_VERSION, SERVER_OPTIONS
+from lockstep.rpc.generated import lockstep_pb2 as pb
+from lockstep.rpc.generated import lockstep_pb2_grpc
+
+CLOCK_SKEW_S = 5000.0
+"""The node's monotonic clock is that far ahead: nothing of it may reach a client."""
+
+CACHED_TOKENS = 3
+PROMPT_LOGPROB = -0.25
+CONTEXT_LIMIT = 256
+EOS_TOKEN_ID = 1
+TOKENS_A_STEP = 3
+
+Push = tuple[str, str, str]
+"""engine id, request id, token"""
+
+
+class Wire:
+    """Stands for NIXL: what was pushed."""
+
+    def __init__(self) -> None:
+        self.pushed: defaultdict[Push, asyncio.Event] = defaultdict(asyncio.Event)
+
+
+@dataclass
+class Leg:
+    """An accepted request."""
+
+    request: EngineCoreRequest
+    rank: int
+    task: asyncio.Task[None] | None = None
+
+
+@dataclass
+class Behaviour:
+    """What a test sets; it is read anew for each request and step."""
+
+    delay_s: float = 0.0
+    step_s: float = 0.001
+    fail_first: int = 0
+    fail_with: LockstepError = field(default_factory=lambda: InvalidRequestError("set by the test"))
+    finish_with: FinishReason | None = None
+    pause_after_tokens: int | None = None
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+    ready: bool = True
+
+
+class FakeNode(lockstep_pb2_grpc.NodeServicer):
+    """One prefill or decode node with `num_ranks` ranks."""
+
+    def __init__(
+        self,
+        role: Literal["prefill", "decode"],
+        wire: Wire,
+        model: str,
+        num_ranks: int = 1,
+        **described: object,
+    ) -> None:
+        self.role = role
+        self.wire = wire
+        self.num_ranks = num_ranks
+        self.model = model
+        self.described = described
+        self.set = Behaviour()
+        self.legs: list[Leg] = []
+        self.aborted: list[str] = []
+        self.refused: list[pb.RequestError] = []
+        self.running: dict[str, Leg] = {}
+        self.sessions: list[asyncio.Queue[pb.NodeFrame]] = []
+        self.port = 0
+        self.starts = 0
+        self._server: grpc.aio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> "FakeNode":
+        """Listen, on the same port as before after a stop."""
+        self.starts += 1
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        lockstep_pb2_grpc.add_NodeServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await self._server.start()
+        return self
+
+    async def stop(self) -> None:
+        """Go away as a killed process does."""
+        if self._server is not None:
+            for leg in self.running.values():
+                if leg.task is not None:
+                    leg.task.cancel()
+            self.running.clear()
+            await self._server.stop(grace=None)
+            self._server = None
+
+    def drain(self) -> None:
+        """Take no new requests, as on SIGTERM."""
+        for frames in self.sessions:
+            frames.put_nowait(pb.NodeFrame(draining=pb.Draining(deadline_s=30)))
+
+    def description(self) -> pb.NodeDescription:
+        ranks = [
+            pb.RankDescription(
+                global_rank=rank,
+                local_rank=rank,
+                engine_id=f"{self.role}-{self.starts}_dp{rank}",
+                side_channel_host="127.0.0.1",
+                side_channel_port=5600 + rank,
+                tensor_parallel_size=1,
+                max_num_seqs=8,
+                max_num_batched_tokens=64,
+                num_kv_blocks=100,
+            )
+            for rank in range(self.num_ranks)
+        ]
+        values: dict[str, object] = {
+            "protocol_version": PROTOCOL_VERSION,
+            "role": pb.ROLE_PREFILL if self.role == "prefill" else pb.ROLE_DECODE,
+            "group_id": f"{self.role}-group",
+            "instance_id": f"{self.role}-{self.port}-{self.starts}",
+            "ready": self.set.ready,
+            "model": self.model,
+            "tokenizer": self.model,
+            "tokenizer_hash": "t",
+            "generation_config_hash": "g",
+            "generation_config": "auto",
+            "dtype": "float32",
+            "kv_cache_dtype": "auto",
+            "block_size": 16,
+            "served_context_limit": CONTEXT_LIMIT,
+            "max_model_len": CONTEXT_LIMIT + 5,
+            "num_speculative_tokens": 2,
+            "speculative_method": "mtp",
+            "speculative_config": '{"method": "mtp", "num_speculative_tokens": 2}',
+            "vllm_version": "0.32.0",
+            "ranks": ranks,
+        }
+        return pb.NodeDescription(**{**values, **self.described})
+
+    async def Describe(  # noqa: N802 - the protocol's name
+        self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext
+    ) -> pb.NodeDescription:
+        return self.description()
+
+    async def Session(  # noqa: N802 - the protocol's name
+        self, frames: AsyncIterator[pb.ProxyFrame], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.NodeFrame]:
+        hello = await anext(aiter(frames))
+        if hello.WhichOneof("frame") != "hello" or not hello.hello.proxy_id:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first frame must be Hello")
+        if hello.hello.protocol_version != PROTOCOL_VERSION:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another protocol version")
+        out: asyncio.Queue[pb.NodeFrame] = asyncio.Queue()
+        self.sessions.append(out)
+        out.put_nowait(pb.NodeFrame(welcome=pb.Welcome(instance_id=self.description().instance_id)))
+        reader = asyncio.create_task(self._read(frames, out))
+        try:
+            while True:
+                yield await out.get()
+        finally:
+            self.sessions.remove(out)
+            reader.cancel()
+
+    async def _read(self, frames: AsyncIterator[pb.ProxyFrame], out: asyncio.Queue[pb.NodeFrame]) -> None:
+        async for frame in frames:
+            if frame.WhichOneof("frame") == "add":
+                try:
+                    self._add(frame.add, out)
+                except LockstepError as error:
+                    refusal = pb.RequestError(
+                        request_id=frame.add.request_id, code=type(error).__name__, message=str(error)
+                    )
+                    self.refused.append(refusal)
+                    out.put_nowait(pb.NodeFrame(error=refusal))
+            else:
+                for request_id in frame.abort.request_ids:
+                    self.aborted.append(request_id)
+                    leg = self.running.pop(request_id, None)
+                    if leg is not None and leg.task is not None:
+                        leg.task.cancel()
+
+    def _add(self, add: pb.AddRequest, out: asyncio.Queue[pb.NodeFrame]) -> None:
+        request = codec.decode_request(add.request)
+        if request.request_id != add.request_id:
+            raise InvalidRequestError("the request inside has another id")
+        if add.rank >= self.num_ranks:
+            raise InvalidRequestError(f"rank {add.rank} of {self.num_ranks}")
+        if any(leg.request.request_id == request.request_id for leg in self.legs):
+            raise InvalidRequestError("request id is in use")
+        push = self._push(request, add.rank)
+        if self.set.fail_first:
+            self.set.fail_first -= 1
+            raise self.set.fail_with
+        leg = Leg(request, add.rank)
+        self.legs.append(leg)
+        self.running[request.request_id] = leg
+        run = self._prefill if self.role == "prefill" else self._decode
+        leg.task = asyncio.create_task(run(leg, push, out))
+
+    def _push(self, request: EngineCoreRequest, rank: int) -> Push:
+        assert request.sampling_params is not None
+        params = (request.sampling_params.extra_args or {}).get("kv_transfer_params")
+        try:
+            if self.role == "prefill":
+                token = parse_prefill_leg(params).token
+                return self.description().ranks[rank].engine_id, request.request_id, token
+            leg = parse_decode_leg(params, request.request_id)
+        except ValueError as error:
+            raise WrongLegError(str(error)) from error
+        return leg.peer.engine_id, request.request_id, leg.token
+
+    async def _prefill(self, leg: Leg, push: Push, out: asyncio.Queue[pb.NodeFrame]) -> None:
+        params, prompt = leg.request.sampling_params, leg.request.prompt_token_ids
+        assert params is not None
+        assert prompt is not None
+        assert params.max_tokens == 1
+        assert params.min_tokens <= 1
+        now = time.monotonic() + CLOCK_SKEW_S
+        await asyncio.sleep(self.set.delay_s)
+        if self.set.pause_after_tokens == 0:
+            await self.set.go.wait()
+        output = EngineCoreOutput(
+            leg.request.request_id,
+            [prompt[0]],
+            finish_reason=FinishReason.LENGTH if self.set.finish_with is None else self.set.finish_with,
+            events=[
+                EngineCoreEvent(EngineCoreEventType.QUEUED, now),
+                EngineCoreEvent(EngineCoreEventType.SCHEDULED, now),
+            ],
+            prefill_stats=PrefillStats(
+                len(prompt), len(prompt) - CACHED_TOKENS, CACHED_TOKENS, CACHED_TOKENS
+            ),
+            new_prompt_logprobs_tensors=_prompt_logprobs(prompt, params.prompt_logprobs),
+        )
+        self._finish(leg)
+        self._step(out, leg.rank, output)
+        self.wire.pushed[push].set()
+
+    async def _decode(self, leg: Leg, push: Push, out: asyncio.Queue[pb.NodeFrame]) -> None:
+        params, prompt = leg.request.sampling_params, leg.request.prompt_token_ids
+        assert params is not None
+        assert params.max_tokens is not None
+        assert prompt is not None
+        assert params.prompt_logprobs is None
+        assert not params.skip_reading_prefix_cache
+        await self.wire.pushed[push].wait()
+        await asyncio.sleep(self.set.delay_s)
+        answer = [*prompt, EOS_TOKEN_ID][: params.max_tokens]
+        for start in range(0, len(answer), TOKENS_A_STEP):
+            if self.set.pause_after_tokens is not None and start >= self.set.pause_after_tokens:
+                await self.set.go.wait()
+            tokens = answer[start : start + TOKENS_A_STEP]
+            output = EngineCoreOutput(leg.request.request_id, tokens, prefill_stats=PrefillStats(len(prompt)))
+            if start + TOKENS_A_STEP >= len(answer):
+                output.finish_reason = (
+                    FinishReason.STOP if tokens[-1] == EOS_TOKEN_ID else FinishReason.LENGTH
+                )
+            if self.set.finish_with is not None:
+                output.finish_reason, output.new_token_ids = self.set.finish_with, []
+            if output.finish_reason is not None:
+                self._finish(leg)
+            self._step(out, leg.rank, output)
+            if output.finish_reason is not None:
+                return
+            await asyncio.sleep(self.set.step_s)
+
+    def _finish(self, leg: Leg) -> None:
+        self.running.pop(leg.request.request_id, None)
+
+    def _step(self, out: asyncio.Queue[pb.NodeFrame], rank: int, output: EngineCoreOutput) -> None:
+        outputs = EngineCoreOutputs(
+            engine_index=rank, outputs=[output], timestamp=time.monotonic() + CLOCK_SKEW_S
+        )
+        on_rank = sum(leg.rank == rank for leg in self.running.values())
+        load = pb.RankLoad(rank=rank, num_running=on_rank)
+        step = pb.StepOutputs(rank=rank, outputs=codec.encode_outputs(outputs), load=load)
+        out.put_nowait(pb.NodeFrame(step=step))
+
+
+def draining() -> DrainingError:
+    """What a real node answers while it shuts down."""
+    return DrainingError("this node is shutting down")
+
+
+def _prompt_logprobs(prompt: list[int], wanted: int | None) -> LogprobsTensors | None:
+    """As the V1 runner gives them: for each prompt token but the first, the token itself and its best ones."""
+    if wanted is None:
+        return None
+    import torch
+
+    rows, columns = len(prompt) - 1, wanted + 1
+    ids = torch.tensor(np.tile(np.array(prompt[1:], dtype=np.int32)[:, None], (1, columns)))
+    return LogprobsTensors(
+        ids, torch.full((rows, columns), PROMPT_LOGPROB), torch.ones(rows, dtype=torch.int32)
+    )

@@ -1,0 +1,73 @@
+"""Runs the real proxy app on a real socket, over fake nodes."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from component.proxy.fake_node import FakeNode
+
+from proxy import arguments, server
+from proxy.cluster import Cluster
+from proxy.config import ProxyConfig
+from proxy.engine_core_client import ClusterClient
+from proxy.front_end import FrontEnd
+
+PICO = str(Path(__file__).parents[3] / "models" / "pico")
+DEADLINE_S = 20.0
+
+
+@dataclass
+class Stack:
+    """A running proxy and its nodes."""
+
+    prefill: list[FakeNode]
+    decode: list[FakeNode]
+    cluster: Cluster
+    client: ClusterClient
+    front_end: FrontEnd
+    http: httpx.AsyncClient
+
+    def prefill_leg(self, node: int = 0, leg: int = -1):
+        return self.prefill[node].legs[leg].request
+
+    def decode_leg(self, node: int = 0, leg: int = -1):
+        return self.decode[node].legs[leg].request
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    """Poll with a deadline."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+    assert condition(), what
+
+
+@contextlib.asynccontextmanager
+async def running(prefill: list[FakeNode], decode: list[FakeNode], flags: list[str]) -> AsyncIterator[Stack]:
+    """Start the proxy as `python -m proxy` does, on a free port."""
+    argv = [
+        *("--prefill", ",".join(node.address for node in prefill)),
+        *("--decode", ",".join(node.address for node in decode)),
+        *("--served-model-name", "pico"),
+        "--disable-uvicorn-access-log",
+        *flags,
+    ]
+    config, args = arguments.load(argv)
+    sock = socket.create_server(("127.0.0.1", 0))
+    port = sock.getsockname()[1]
+    async with server.sessions(config) as (cluster, client):
+        pair = await server.first_pair(cluster, client, DEADLINE_S)
+        front_end, app = await server.build(args, client, pair)
+        http_server = server.http_server(app, args)
+        serving = asyncio.create_task(http_server.serve(sockets=[sock]))
+        await until(lambda: http_server.started, "the HTTP server starts")
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE_S) as http:
+            yield Stack(prefill, decode, cluster, client, front_end, http)
+        await client.drain(0)
+        http_server.should_exit = True
+        await serving
+        front_end.shutdown()

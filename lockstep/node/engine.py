@@ -30,7 +30,7 @@ class RankStatus:
     kv_cache_usage: float
     steps: list[list[Any]]
     steps_dropped: int
-    kv: dict[str, float]
+    kv: dict[str, Any]
 
 
 class Engine:

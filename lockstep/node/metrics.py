@@ -29,6 +29,12 @@ class NodeMetrics:
         self.kv_events = Counter(
             "lockstep_kv_events",
             "KV transfer events by kind, as the connector counts them.",
+            ["rank", "kind", "reason"],
+            registry=self.registry,
+        )
+        self.kv_blocks = Gauge(
+            "lockstep_kv_blocks",
+            "KV block figures of the connector: bytes in one block, blocks and requests in quarantine.",
             ["rank", "kind"],
             registry=self.registry,
         )

@@ -7,6 +7,7 @@ from typing import Any
 from vllm.v1.engine import EngineCoreOutputs
 
 from lockstep.node.engine import Engine, RankStatus
+from lockstep.node.kv_telemetry import KVTelemetry
 from lockstep.node.metrics import NodeMetrics
 from lockstep.node.sessions import SessionRegistry
 from lockstep.rpc.generated import lockstep_pb2 as pb
@@ -24,7 +25,7 @@ class Telemetry:
         self._registry = registry
         self._loads: dict[int, pb.RankLoad] = {}
         self._global_ranks: list[int] = []
-        self._kv_before: dict[int, dict[str, float]] = {}
+        self._kv = KVTelemetry(metrics)
 
     def loads(self) -> list[pb.RankLoad]:
         return list(self._loads.values())
@@ -52,7 +53,7 @@ class Telemetry:
         """Read all ranks, count what is new, and tell the proxies."""
         self._global_ranks = engine.global_ranks
         for local_rank, status in enumerate(await engine.status()):
-            self._count(str(engine.global_ranks[local_rank]), local_rank, status)
+            self._count(str(engine.global_ranks[local_rank]), status)
             load = pb.RankLoad(
                 rank=local_rank,
                 num_running=status.num_running,
@@ -71,21 +72,14 @@ class Telemetry:
                 self._registry.broadcast(pb.NodeFrame(records=records))
         self._metrics.sessions.set(self._registry.num_sessions)
 
-    def _count(self, rank: str, local_rank: int, status: RankStatus) -> None:
+    def _count(self, rank: str, status: RankStatus) -> None:
         self._metrics.requests_running.labels(rank).set(status.num_running)
         self._metrics.requests_waiting.labels(rank).set(status.num_waiting)
         self._metrics.kv_cache_usage.labels(rank).set(status.kv_cache_usage)
         self._metrics.step_records_dropped.labels(rank).inc(status.steps_dropped)
         for record in map(_record, status.steps):
             self._metrics.decode_steps.labels(rank, record.mode, record.cause).inc()
-        before = self._kv_before.get(local_rank, {})
-        for kind, total in status.kv.items():
-            new = total - before.get(kind, 0)
-            if kind == "pushed_bytes":
-                self._metrics.kv_pushed_bytes.labels(rank).inc(new)
-            else:
-                self._metrics.kv_events.labels(rank, kind).inc(new)
-        self._kv_before[local_rank] = status.kv
+        self._kv.count(rank, status.kv)
 
     def _local_rank(self, engine_index: int) -> int:
         """EngineCoreOutputs carry the global rank (vllm/v1/engine/core.py, `engine_index`)."""

@@ -40,7 +40,7 @@ class ReadinessProbe:
         try:
             response = await self._client.get(url)
         except httpx.TransportError:
-            return "starting"  # it does not listen yet
+            return "no answer yet"
         if response.status_code == httpx.codes.OK:
             return ""
         try:

@@ -50,7 +50,7 @@ def test_directory_without_config(tmp_path: Path) -> None:
 def test_pico_from_the_working_directory(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With no model given, models/pico of the working directory is served where the package has no checkout."""
+    """With no model given, models/pico of the working directory is served if the package has no checkout."""
     (tmp_path / "models").mkdir()
     directory.rename(tmp_path / "models" / "pico")
     monkeypatch.chdir(tmp_path)

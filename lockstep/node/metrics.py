@@ -20,6 +20,15 @@ class NodeMetrics:
             ["rank"],
             registry=self.registry,
         )
+        self.draft_tokens = Counter(
+            "lockstep_draft_tokens",
+            "Draft tokens verified; the placeholders of an arrival without drafts included.",
+            ["rank"],
+            registry=self.registry,
+        )
+        self.accepted_tokens = Counter(
+            "lockstep_accepted_tokens", "Draft tokens accepted.", ["rank"], registry=self.registry
+        )
         self.kv_pushed_bytes = Counter(
             "lockstep_kv_pushed_bytes",
             "KV cache bytes written to decode ranks.",

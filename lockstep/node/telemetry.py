@@ -5,6 +5,7 @@ import logging
 from typing import Any
 
 from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from lockstep.node.engine import Engine, RankStatus
 from lockstep.node.kv_telemetry import KVTelemetry
@@ -41,7 +42,13 @@ class Telemetry:
                 num_waiting=stats.num_waiting_reqs,
                 kv_cache_usage=stats.kv_cache_usage,
             )
+            self._count_drafts(str(outputs.engine_index), stats.spec_decoding_stats)
         return self._loads.setdefault(rank, pb.RankLoad(rank=rank))
+
+    def _count_drafts(self, rank: str, stats: SpecDecodingStats | None) -> None:
+        if stats is not None:
+            self._metrics.draft_tokens.labels(rank).inc(stats.num_draft_tokens)
+            self._metrics.accepted_tokens.labels(rank).inc(stats.num_accepted_tokens)
 
     async def run(self, engine: Engine) -> None:
         """Poll until cancelled; raises EngineDeadError or TimeoutError when an engine does not answer."""

@@ -29,7 +29,7 @@ from lockstep.rpc.generated import lockstep_pb2 as pb
 logger = logging.getLogger(__name__)
 
 
-class StartInterrupted(Exception):
+class StartInterruptedError(Exception):
     """A signal came while vLLM was starting the engine cores, in a thread that nothing can cancel."""
 
 
@@ -67,7 +67,7 @@ class Node:
         )
         try:
             await self._start_and_serve(args, stop)
-        except StartInterrupted:
+        except StartInterruptedError:
             logger.info("stopped while the engines were starting")
             kill_survivors(psutil.Process().children(recursive=True), grace_s=0)
             os._exit(0)
@@ -85,7 +85,7 @@ class Node:
         try:
             start = asyncio.create_task(self._start_engine(args), name="start")
             if not await _first(start, stop):
-                raise StartInterrupted()
+                raise StartInterruptedError()
             engine = start.result()
             pump = asyncio.create_task(self._pump(engine), name="outputs")
             watch = asyncio.create_task(self.telemetry.run(engine), name="telemetry")

@@ -12,6 +12,7 @@ from vllm.v1.worker import cpu_worker
 
 from decode_node.cpu_platform.cores import core_for_rank, pin_thread, threads_started_unpinned
 from decode_node.cpu_platform.dp_agreement import agree_over
+from decode_node.cpu_platform.expert_parallel import map_experts
 from decode_node.cpu_platform.shm_exchange import SharedMemoryExchange
 from decode_node.step_recorder import StepRecorderMixin
 
@@ -52,6 +53,7 @@ class LockstepCpuWorker(cpu_worker.CPUWorker):
             # vLLM's init_device forbids later changes; more threads than cores would only take turns.
             torch.set_num_threads(1)
             logger.info("Local rank %d runs on core %d.", self._rank_on_node(), core)
+        map_experts()
         with _runner_class(LockstepCpuModelRunner):
             super().init_device()
         dp_group = get_dp_group()

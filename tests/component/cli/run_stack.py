@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from lockstep.cli.plan import ProcessSpec, StackPlan
+from lockstep.cli.restart import RestartPolicy
 from lockstep.cli.state import StateDirectory
 from lockstep.cli.up import supervise
 
@@ -37,7 +38,9 @@ def main() -> int:
     state_dir, timeout_s, plan = sys.argv[1:]
     specs = tuple(spec(item) for item in json.loads(plan))
     with StateDirectory.take(Path(state_dir)) as state:
-        return supervise(StackPlan(specs, specs[0].http_url, "tiny"), state, Console(), float(timeout_s))
+        stack = StackPlan(specs, specs[0].http_url, "tiny")
+        policy = RestartPolicy(max_quick_deaths=3, first_delay_s=0.1)
+        return supervise(stack, state, Console(), float(timeout_s), policy)
 
 
 if __name__ == "__main__":

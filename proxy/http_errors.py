@@ -17,17 +17,20 @@ def to_front_end(error: LockstepError, request_id: str) -> VLLMError:
     A request error keeps vLLM's own class, so that body and status are those of a plain vLLM server; the
     others name the request, because the cause is only in the log.
     """
-    if isinstance(error, InvalidRequestError) and not isinstance(error, WrongLegError):
+    if isinstance(error, WrongLegError):
+        error = _internal()
+    if isinstance(error, InvalidRequestError):
         return VLLMValidationError(str(error), parameter=error.param)
     return ServiceError(f"{error} (request id: {request_id})", HTTPStatus(error.http_status))
 
 
 def from_node(code: str, message: str) -> LockstepError:
-    """The error that a node named on the wire.
-
-    A leg that its node calls wrong was made here, so the client is told of an internal error, not of its own.
-    """
+    """The error that a node named on the wire."""
     cls = ERROR_CLASSES.get(code, InternalError)
-    if cls is LockstepError or issubclass(cls, WrongLegError):
-        return InternalError("The request failed inside the service.")
+    if cls in (LockstepError, InternalError, WrongLegError):
+        return _internal()
     return cls(message)
+
+
+def _internal() -> InternalError:
+    return InternalError("The request failed inside the service.")

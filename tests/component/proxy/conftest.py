@@ -9,7 +9,6 @@ os.environ["VLLM_NO_USAGE_STATS"] = "1"
 os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
 
 import pytest
-
 from component.proxy.fake_node import FakeNode, Wire
 from component.proxy.stack import PICO, Stack, running
 

@@ -1,7 +1,8 @@
 """A node over the wire: the real protocol on a real gRPC server, an echo instead of a model.
 
-It refuses what the real node refuses (lockstep/node/server.py). Its answer is the prompt again, so a crossed answer
-is seen, and decode gives it only once the prefill of the same id and token has "pushed", so the pairing is real.
+It refuses what the real node refuses (lockstep/node/server.py). Its answer is the prompt again, so a
+crossed answer is seen, and decode gives it only once the prefill of the same id and token has "pushed": the
+pairing is real.
 """
 
 import asyncio
@@ -313,7 +314,7 @@ def draining() -> DrainingError:
 
 
 def _prompt_logprobs(prompt: list[int], wanted: int | None) -> LogprobsTensors | None:
-    """As the V1 runner gives them: for each prompt token but the first, the token itself and its best ones."""
+    """As the V1 runner gives them: each prompt token but the first, with as many best ones."""
     if wanted is None:
         return None
     import torch

@@ -2,17 +2,18 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 from component.proxy.fake_node import FakeNode
 
 from proxy import arguments, server
 from proxy.cluster import Cluster
-from proxy.config import ProxyConfig
 from proxy.engine_core_client import ClusterClient
 from proxy.front_end import FrontEnd
 
@@ -41,7 +42,7 @@ class Stack:
 async def until(condition: Callable[[], object], what: str) -> None:
     """Poll with a deadline."""
     async with asyncio.timeout(DEADLINE_S):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what it waits for is in another process or server
             await asyncio.sleep(0.005)
     assert condition(), what
 
@@ -71,3 +72,21 @@ async def running(prefill: list[FakeNode], decode: list[FakeNode], flags: list[s
         http_server.should_exit = True
         await serving
         front_end.shutdown()
+
+
+async def events(stack: Stack, path: str, body: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
+    """Send a streaming request and return the status and the events, without the final [DONE]."""
+    async with stack.http.stream("POST", path, json=body) as answer:
+        lines = [line async for line in answer.aiter_lines() if line.startswith("data: ")]
+    if answer.status_code == 200:
+        assert lines.pop() == "data: [DONE]"
+    return answer.status_code, [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+async def completion_events(stack: Stack, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    """The events of a streamed completion as they come, without the final [DONE]."""
+    async with stack.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
+        assert answer.status_code == 200
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                yield json.loads(line.removeprefix("data: "))

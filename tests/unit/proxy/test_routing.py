@@ -1,0 +1,167 @@
+"""Choice of ranks, and the window queue."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from unit.proxy.nodes_for_tests import node
+
+from lockstep.errors import InvalidRequestError, LockstepError, NoDecodeNodeError, NoPrefillNodeError
+from proxy.routing import Ranks, decode_ranks, default_window_tokens
+from proxy.window_queue import WindowQueue
+
+
+def test_prefill_with_the_least_outstanding_tokens() -> None:
+    """Tokens count, not requests."""
+    nodes = [node("prefill", "a"), node("prefill", "b")]
+    ranks = Ranks(1000)
+    for n in nodes:
+        ranks.add(n)
+    first = ranks.pick_prefill(nodes)
+    first.begin(300)
+    second = ranks.pick_prefill(nodes)
+    assert second is not first
+    second.begin(100)
+    assert ranks.pick_prefill(nodes) is second
+    first.end(300)
+    assert ranks.pick_prefill(nodes) is first
+
+
+def test_prefill_at_its_window_is_not_picked() -> None:
+    """Below the window one more goes; an idle rank takes any."""
+    nodes = [node("prefill", "a")]
+    ranks = Ranks(100)
+    ranks.add(nodes[0])
+    load = ranks.pick_prefill(nodes)
+    load.begin(99)
+    assert ranks.pick_prefill(nodes) is load
+    load.begin(500)
+    assert ranks.pick_prefill(nodes) is None
+
+
+def test_default_window_is_two_steps() -> None:
+    """From the rank's own token budget."""
+    ranks = Ranks(None)
+    ranks.add(node("prefill", "a"))
+    assert ranks.pick_prefill([node("prefill", "a")]).window_tokens == default_window_tokens(100) == 200
+
+
+def test_no_rank_is_an_error_of_its_side() -> None:
+    """So that the client learns which side is missing."""
+    with pytest.raises(NoPrefillNodeError):
+        Ranks(1).pick_prefill([])
+    with pytest.raises(NoDecodeNodeError):
+        Ranks(1).pick_decode([])
+
+
+def test_decode_with_the_fewest_requests() -> None:
+    """What the node reports, which includes other proxies, plus what was sent since."""
+    n = node("decode", "d", num_ranks=2)
+    ranks = Ranks(1)
+    ranks.add(n)
+    ranks.report("d", 0, num_running=2, num_waiting=1)
+    ranks.report("d", 1, num_running=1, num_waiting=0)
+    picked = []
+    for _ in range(4):
+        load = ranks.pick_decode([n])
+        load.begin(1)
+        picked.append(load.rank.local_rank)
+    assert picked == [1, 1, 0, 1]
+
+
+def test_own_requests_count_even_if_a_report_misses_them() -> None:
+    """A report may have been made before the last requests arrived."""
+    n = node("decode", "d", num_ranks=2)
+    ranks = Ranks(1)
+    ranks.add(n)
+    ranks.pick_decode([n]).begin(1)
+    ranks.report("d", 0, 0, 0)
+    assert ranks.pick_decode([n]).rank.local_rank == 1
+
+
+def test_decode_rank_by_number() -> None:
+    """Groups in the order of the flags, then global ranks; refused when no rank has it, away when it is."""
+    nodes = [
+        node("decode", "d2", group_id="g"),
+        node("decode", "e", group_id="h"),
+        node("decode", "d1", group_id="g"),
+    ]
+    assert [n.address for n, _ in decode_ranks(nodes)] == ["d2", "d1", "e"]
+    ranks = Ranks(1)
+    ranks.add(nodes[1])
+    assert ranks.decode_at(nodes, 2).node.address == "e"
+    with pytest.raises(InvalidRequestError, match=r"data_parallel_rank 3 is out of range \[0, 3\)"):
+        ranks.decode_at(nodes, 3)
+    with pytest.raises(NoDecodeNodeError):
+        ranks.decode_at(nodes, 0)
+
+
+class Sender:
+    """Sends while there is room; a name that starts with 'bad' cannot be served."""
+
+    def __init__(self) -> None:
+        self.room = 0
+        self.sent: list[str] = []
+        self.failed: list[str] = []
+
+    def send(self, item: str) -> bool:
+        if item.startswith("bad"):
+            raise NoDecodeNodeError("none")
+        if self.room == 0:
+            return False
+        self.room -= 1
+        self.sent.append(item)
+        return True
+
+    def fail(self, item: str, error: LockstepError) -> None:
+        self.failed.append(item)
+
+
+@given(st.lists(st.integers(0, 3), max_size=30))
+def test_queue_is_first_in_first_out(rooms: list[int]) -> None:
+    """Whatever room comes up and when, the order of arrival is the order of sending."""
+    sender = Sender()
+    queue = WindowQueue(sender.send, sender.fail)
+    items = [f"item{i}" for i in range(len(rooms))]
+    for item, room in zip(items, rooms, strict=True):
+        sender.room += room
+        queue.put(item)
+    assert sender.sent == items[: len(sender.sent)]
+    sender.room = len(items)
+    queue.pump()
+    assert sender.sent == items
+    assert len(queue) == 0
+
+
+def test_item_that_cannot_be_served_does_not_hold_up_the_rest() -> None:
+    """It fails at the head, and the next is tried."""
+    sender = Sender()
+    queue = WindowQueue(sender.send, sender.fail)
+    queue.put("a")
+    queue.put("bad")
+    queue.put("b")
+    sender.room = 2
+    queue.pump()
+    assert (sender.sent, sender.failed) == (["a", "b"], ["bad"])
+
+
+def test_thousands_that_fail_at_once_do_not_nest() -> None:
+    """`fail` ends a request, which pumps again: the queue must not recurse."""
+    closed = False
+    failed: list[str] = []
+
+    def send(item: str) -> bool:
+        if closed:
+            raise NoDecodeNodeError("none")
+        return False
+
+    def fail(item: str, error: LockstepError) -> None:
+        failed.append(item)
+        queue.pump()
+
+    queue = WindowQueue(send, fail)
+    items = [f"item{i}" for i in range(5000)]
+    for item in items:
+        queue.put(item)
+    closed = True
+    queue.pump()
+    assert failed == items

@@ -1,0 +1,34 @@
+"""Turns the connector's running totals into the node's metrics."""
+
+from typing import Any
+
+from lockstep.node.metrics import NodeMetrics
+
+# What the connector says of the present; everything else only grows.
+_GAUGES = frozenset({"kv_bytes_per_block", "quarantined_blocks", "quarantined_requests"})
+
+
+class KVTelemetry:
+    """Remembers each rank's last totals, so that counters take the difference only."""
+
+    def __init__(self, metrics: NodeMetrics) -> None:
+        self._metrics = metrics
+        self._before: dict[str, dict[tuple[str, str], int]] = {}
+
+    def count(self, rank: str, snapshot: dict[str, Any]) -> None:
+        """`snapshot` as kv_transfer.counters.KVCounters gives it: a value is a number or {reason: number}."""
+        totals = {
+            (kind, reason): number
+            for kind, value in snapshot.items()
+            for reason, number in (value.items() if isinstance(value, dict) else [("", value)])
+        }
+        before = self._before.get(rank, {})
+        for (kind, reason), total in totals.items():
+            if kind in _GAUGES:
+                self._metrics.kv_blocks.labels(rank, kind).set(total)
+            elif kind == "pushed_bytes":
+                self._metrics.kv_pushed_bytes.labels(rank).inc(total - before.get((kind, reason), 0))
+            else:
+                new = total - before.get((kind, reason), 0)
+                self._metrics.kv_events.labels(rank, kind, reason).inc(new)
+        self._before[rank] = totals

@@ -11,20 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
-
 # `nixl_agent.__init__` reads the config class from its module, so one construction at a time.
 _construction_lock = threading.Lock()
 
 
-def agent_class(progress_delay_us: int) -> type[Any]:
-    """vLLM's NIXL agent class with the progress thread's delay (µs) set. Raises RuntimeError without NIXL."""
-    stock = base_worker.NixlWrapper
-    if stock is None:
-        raise RuntimeError("NIXL is not available: install nixl and nixl-cu12 (or nixl-cu13)")
+def agent_class(stock: type[Any], progress_delay_us: int) -> type[Any]:
+    """`stock` (nixl_agent) with the progress thread's delay (µs) set."""
     api = sys.modules[stock.__module__]
 
-    class LockstepNixlAgent(stock):  # type: ignore[misc, valid-type]
+    class LockstepNixlAgent(stock):
         """`nixl_agent` whose config keeps our progress delay whatever `__init__` writes to it."""
 
         def __init__(self, agent_name: str, nixl_conf: Any = None, instantiate_all: bool = False) -> None:
@@ -39,9 +34,17 @@ def agent_class(progress_delay_us: int) -> type[Any]:
 
 @contextmanager
 def agent_for_worker(progress_delay_us: int) -> Iterator[None]:
-    """While open, vLLM's NIXL worker makes our agent (base_worker.py, `nixl_wrapper_cls = NixlWrapper`)."""
+    """While open, vLLM's NIXL worker makes our agent (base_worker.py, `nixl_wrapper_cls = NixlWrapper`).
+
+    Raises RuntimeError without NIXL.
+    """
+    # Here, so that the agent alone can be had without the seconds that importing vLLM takes.
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
+
     stock = base_worker.NixlWrapper
-    base_worker.NixlWrapper = agent_class(progress_delay_us)
+    if stock is None:
+        raise RuntimeError("NIXL is not available: install nixl and nixl-cu12 (or nixl-cu13)")
+    base_worker.NixlWrapper = agent_class(stock, progress_delay_us)
     try:
         yield
     finally:

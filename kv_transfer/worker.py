@@ -34,6 +34,7 @@ from kv_transfer.notices import (
     encode_notice,
 )
 from kv_transfer.params import TOKEN_KEY, PrefillPeer
+from kv_transfer.peers import PeerLinks
 from kv_transfer.stats import CountingStats
 
 logger = init_logger(__name__)
@@ -64,6 +65,7 @@ class LockstepPushWorker(NixlPushConnectorWorker):
             options.lockstep_registration_deadline_s, options.lockstep_cancel_ack_timeout_s
         )
         self._own_peer = _own_decode_peer(vllm_config, engine_id)
+        self._peers = PeerLinks(self, self._on_writer)
         # Work for the writer thread, and results for the engine thread.
         self._outbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._to_release: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -121,6 +123,7 @@ class LockstepPushWorker(NixlPushConnectorWorker):
         results = super().get_transfer_results()
         for _ in _drain(self._evict_finished_inbox):
             pass  # for vLLM's own writer loop; our ledger learns it from the writes themselves
+        self._peers.drop_lost()
         for request_id in _drain(self._to_release):
             # Once only: `_reqs_to_send` holds exactly what was not reported yet.
             if self._reqs_to_send.pop(request_id, None) is not None:
@@ -128,11 +131,20 @@ class LockstepPushWorker(NixlPushConnectorWorker):
                 results.finished_sending.add(request_id)
         for result in receives:
             if isinstance(result, decode_ledger.Fail):
-                results.failed_recving.add(result.request_id)
+                self._report_failed(result.request_id, results)
             elif not result.received:
                 del self._recving_metadata[result.request_id]
                 results.finished_recving.add(result.request_id)
         return results
+
+    def _report_failed(self, request_id: str, results: Any) -> None:
+        results.failed_recving.add(request_id)
+        # An executor of several processes holds `failed_recving` back until the receive is over
+        # (kv_connector/utils.py `KVOutputAggregator`), but not block ids. They fail the request at once and
+        # leave its blocks with it; vLLM refuses them for models with several KV cache groups.
+        meta = self._recving_metadata.get(request_id)
+        if meta is not None and len(self.kv_cache_config.kv_cache_groups) == 1:
+            self._invalid_block_ids.put(set(meta.local_block_ids[0]))
 
     def _reap_expired_send_leases(self, done_sending: set[str]) -> None:
         # vLLM would free the blocks under a write in flight; its end is awaited instead.
@@ -286,11 +298,11 @@ class LockstepPushWorker(NixlPushConnectorWorker):
                 return
             message = registration | {"lockstep_deadline_s": time_left_s}
             data = PUSH_REG_NOTIF_PREFIX + msgspec.msgpack.encode(message)
-            if not self._notify(peer.engine_id, data):
+            if not self._peers.notify(peer.engine_id, data):
                 with self._lock:
                     self._do(self._decode.send_failed(request_id, "registration_failed", time.monotonic()))
 
-        self._with_prefill(peer, send, unreachable)
+        self._peers.with_prefill(peer, send, unreachable)
 
     def _send_cancel(self, action: decode_ledger.SendCancel) -> None:
         notice = Cancel(
@@ -300,19 +312,33 @@ class LockstepPushWorker(NixlPushConnectorWorker):
             registered=action.registered,
             peer=self._own_peer,
         )
-        self._with_prefill(
-            action.peer,
-            lambda: self._notify_counted(action.peer.engine_id, encode_notice(notice)),
-            lambda: self.counters.add("notices_failed"),
-        )
+
+        def failed() -> None:
+            self.counters.add("notices_failed")
+            if action.registered:
+                self._peers.if_gone(action.peer, proven_dead)
+
+        def proven_dead() -> None:
+            with self._lock:
+                self._do(self._decode.proven_dead(action.request_id))
+
+        def send() -> None:
+            if not self._peers.notify(action.peer.engine_id, encode_notice(notice)):
+                failed()
+
+        self._peers.with_prefill(action.peer, send, failed)
 
     def _send_released(self, action: prefill_ledger.Reply) -> None:
         notice = Released(action.request_id, action.token, action.reason, self.world_size)
-        self._with_decode(
-            action.peer,
-            lambda: self._notify_counted(action.peer.engine_id, encode_notice(notice)),
-            lambda: self.counters.add("notices_failed"),
-        )
+
+        def failed() -> None:
+            self.counters.add("notices_failed")
+
+        def send() -> None:
+            if not self._peers.notify(action.peer.engine_id, encode_notice(notice)):
+                failed()
+
+        self._peers.with_decode(action.peer, send, failed)
 
     def _push(self, action: prefill_ledger.Push) -> None:
         def failed(reason: str) -> None:
@@ -338,59 +364,11 @@ class LockstepPushWorker(NixlPushConnectorWorker):
                 if not settled:
                     failed("push_failed")
 
-        self._with_decode(action.registration.peer, push, lambda: failed("decode_unreachable"))
+        self._peers.with_decode(action.registration.peer, push, lambda: failed("decode_unreachable"))
 
-    # --- peers ---
-
-    def _with_prefill(self, peer: PrefillPeer, ready: Callable[[], None], failed: Callable[[], None]) -> None:
-        self._with_peer(
-            (peer.engine_id, peer.side_channel_host, peer.side_channel_port, peer.tp_size),
-            True,
-            ready,
-            failed,
-        )
-
-    def _with_decode(self, peer: DecodePeer, ready: Callable[[], None], failed: Callable[[], None]) -> None:
-        self._with_peer((peer.engine_id, peer.host, peer.port, peer.tp_size), False, ready, failed)
-
-    def _with_peer(
-        self,
-        address: tuple[str, str, int, int],
-        notices_only: bool,
-        ready: Callable[[], None],
-        failed: Callable[[], None],
-    ) -> None:
-        """Run `ready` on the writer thread once the handshake is done, or `failed` on any thread."""
-        future = self._ensure_handshake(*address, notif_agents_only=notices_only)
-        if future is None:
-            ready()
-            return
-
-        def done(handshake: Any) -> None:
-            if handshake.exception() is not None:  # logged by vLLM's own callback
-                failed()
-                return
-            self._outbox.put(ready)
-            self._push_writer_wake.set()
-
-        future.add_done_callback(done)
-
-    def _notify_counted(self, engine_id: str, data: bytes) -> None:
-        if not self._notify(engine_id, data):
-            self.counters.add("notices_failed")
-
-    def _notify(self, engine_id: str, data: bytes) -> bool:
-        """Send to every worker of the peer engine that we shook hands with; False if any send failed."""
-        with self._handshake_lock:
-            agents = list(self._remote_agents.get(engine_id, {}).values())
-        ok = bool(agents)
-        for agent_name in agents:
-            try:
-                self.nixl_wrapper.send_notif(agent_name, notif_msg=data)
-            except Exception:  # the bindings raise one class per status, none of them exported by name
-                logger.exception("NIXL could not notify engine %s", engine_id)
-                ok = False
-        return ok
+    def _on_writer(self, work: Callable[[], None]) -> None:
+        self._outbox.put(work)
+        self._push_writer_wake.set()
 
 
 def _bind(function: Callable[..., None], *arguments: Any) -> Callable[[], None]:

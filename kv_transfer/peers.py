@@ -1,0 +1,126 @@
+"""How the writer thread reaches another engine's workers: handshake first, then notifications.
+
+Uses vLLM's handshake (base_worker.py `_ensure_handshake`), which runs on a thread of its own, one at a time.
+"""
+
+import queue
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import zmq
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import (
+    GET_META_MSG,
+    NixlAgentMetadata,
+    NixlHandshakePayload,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.utils import zmq_ctx
+from vllm.logger import init_logger
+from vllm.utils.network_utils import make_zmq_path
+
+from kv_transfer.notices import DecodePeer
+from kv_transfer.params import PrefillPeer
+
+logger = init_logger(__name__)
+
+_PROBE_TIMEOUT_S = 1.0
+
+Work = Callable[[], None]
+
+
+class PeerLinks:
+    """The connections of one NIXL worker. Every method but `drop_lost` is for the writer thread."""
+
+    def __init__(self, worker: Any, on_writer: Callable[[Work], None]) -> None:
+        self._worker = worker
+        self._on_writer = on_writer
+        self._lost: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def with_prefill(self, peer: PrefillPeer, ready: Work, failed: Work) -> None:
+        """Run `ready` on the writer thread once connected to a prefill rank, or `failed` on any thread.
+
+        Decode never writes, so it needs no descriptors of prefill's memory.
+        """
+        address = (peer.engine_id, peer.side_channel_host, peer.side_channel_port, peer.tp_size)
+        self._with_peer(address, True, ready, failed)
+
+    def with_decode(self, peer: DecodePeer, ready: Work, failed: Work) -> None:
+        """Run `ready` on the writer thread once we can write to a decode rank, or `failed` on any thread."""
+        self._with_peer((peer.engine_id, peer.host, peer.port, peer.tp_size), False, ready, failed)
+
+    def notify(self, engine_id: str, data: bytes) -> bool:
+        """Send to every worker of the engine that we shook hands with; False if any send failed."""
+        with self._worker._handshake_lock:
+            agents = list(self._worker._remote_agents.get(engine_id, {}).values())
+        ok = bool(agents)
+        for agent_name in agents:
+            try:
+                self._worker.nixl_wrapper.send_notif(agent_name, notif_msg=data)
+            except Exception as error:  # noqa: BLE001 - NIXL's errors have no common base but Exception
+                logger.warning("NIXL could not notify engine %s: %s", engine_id, error)
+                ok = False
+        if not ok:
+            self._lost.put(engine_id)
+        return ok
+
+    def drop_lost(self) -> None:
+        """Forget prefill engines that could not be notified, so that the next use shakes hands again.
+
+        For the engine thread, which sends the heartbeats over the same table. Engines that we hold write
+        descriptors for stay: a write to them may be in flight.
+        """
+        while not self._lost.empty():
+            engine_id = self._lost.get_nowait()
+            with self._worker._handshake_lock:
+                known = engine_id in self._worker._remote_agents
+            if known and not self._worker.dst_xfer_side_handles.get(engine_id):
+                self._worker._cleanup_remote_engine(engine_id)
+
+    def if_gone(self, peer: PrefillPeer, gone: Work) -> None:
+        """Run `gone` on the writer thread if the peer's process is proven to have ended."""
+
+        def probe() -> None:
+            if process_is_gone(peer.side_channel_host, peer.side_channel_port, peer.engine_id):
+                self._on_writer(gone)
+
+        self._worker._handshake_initiation_executor.submit(probe)
+
+    def _with_peer(
+        self, address: tuple[str, str, int, int], notices_only: bool, ready: Work, failed: Work
+    ) -> None:
+        future = self._worker._ensure_handshake(*address, notif_agents_only=notices_only)
+        if future is None:
+            ready()
+            return
+
+        def done(handshake: Any) -> None:
+            if handshake.exception() is None:
+                self._on_writer(ready)
+            else:
+                failed()  # vLLM's own callback has logged it
+
+        future.add_done_callback(done)
+
+
+def process_is_gone(host: str, port: int, engine_id: str) -> bool:
+    """Whether the process that served `engine_id` at this side channel has certainly ended.
+
+    Its listener lives as long as the process (base_scheduler.py `_nixl_handshake_listener`): nothing listens
+    there any more, or another engine does. A timeout proves nothing.
+    """
+    try:
+        socket.create_connection((host, port), timeout=_PROBE_TIMEOUT_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    try:
+        with zmq_ctx(zmq.REQ, make_zmq_path("tcp", host, port)) as sock:  # type: ignore[attr-defined]
+            sock.setsockopt(zmq.RCVTIMEO, int(_PROBE_TIMEOUT_S * 1000))  # type: ignore[attr-defined]
+            sock.send(msgspec.msgpack.encode((GET_META_MSG, 0, 0)))
+            payload = msgspec.msgpack.decode(sock.recv_multipart()[0], type=NixlHandshakePayload)
+        metadata = msgspec.msgpack.decode(payload.agent_metadata_bytes, type=NixlAgentMetadata)
+    except (zmq.ZMQError, msgspec.MsgspecError):  # type: ignore[attr-defined]
+        return False
+    return bool(metadata.engine_id != engine_id)

@@ -1,18 +1,18 @@
 """Owns the CPU communicator of a rank: vLLM's, with the MoE exchange that vLLM's lacks."""
 
+import logging
 from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 from vllm.distributed.parallel_state import in_the_same_node_as
-from vllm.logger import init_logger
 
 from decode_node.cpu_platform.exchange import Exchange, GlooExchange, shared_core_count
 from decode_node.cpu_platform.shm_exchange import SharedMemoryExchange
 
 # Engine processes show only loggers under "vllm" (vllm/logger.py).
-logger = init_logger(f"vllm.{__name__}")
+logger = logging.getLogger(f"vllm.{__name__}")
 
 # The groups that MoE layers meet in (all2all.py, `AgRsAll2AllManager._get_comm_group`).
 MOE_GROUPS = ("dp", "ep", "pcp")

@@ -1,19 +1,19 @@
 """Owns the MoE exchange over shared memory, for ranks on one host; large steps go over gloo."""
 
 import ctypes
+import logging
 import os
 from collections.abc import Sequence
 from typing import Self
 
 import torch
 import torch.distributed as dist
-from vllm.logger import init_logger
 
 from decode_node.cpu_platform.exchange import GlooExchange, row_bytes, sum_parts
 from decode_node.cpu_platform.shm_segment import PeerWatch, Segment, wait_for
 
 # Engine processes show only loggers under "vllm" (vllm/logger.py).
-logger = init_logger(f"vllm.{__name__}")
+logger = logging.getLogger(f"vllm.{__name__}")
 
 # Holds a decode step of thousands of rows of a small model or of 128 rows of 8192 float32; the time of a step
 # that does not fit is its compute.

@@ -1,5 +1,6 @@
 """Owns the CPU worker of an engine: one core for its rank, a runner that records its steps."""
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +8,6 @@ from typing import Any
 
 import torch
 from vllm.distributed.parallel_state import get_dp_group
-from vllm.logger import init_logger
 from vllm.v1.worker import cpu_worker
 
 from decode_node.cpu_platform.cores import core_for_rank, pin_thread, threads_started_unpinned
@@ -17,7 +17,7 @@ from decode_node.cpu_platform.shm_exchange import SharedMemoryExchange
 from decode_node.step_recorder import StepRecorderMixin
 
 # Engine processes show only loggers under "vllm" (vllm/logger.py).
-logger = init_logger(f"vllm.{__name__}")
+logger = logging.getLogger(f"vllm.{__name__}")
 
 
 class LockstepCpuModelRunner(StepRecorderMixin, cpu_worker.CPUModelRunner):

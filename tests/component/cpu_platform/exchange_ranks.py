@@ -1,6 +1,6 @@
-"""One rank of the exchange tests, a process of its own: runs a scenario, prints what it saw as JSON.
+"""One rank of the exchange tests, a process of its own: runs scenarios in order, prints what it saw as JSON.
 
-Usage: exchange_ranks.py SCENARIO WAY RANK WORLD_SIZE RENDEZVOUS_FILE
+Usage: exchange_ranks.py SCENARIO[,SCENARIO...] WAY RANK WORLD_SIZE RENDEZVOUS_FILE
 """
 
 import json
@@ -114,7 +114,7 @@ SCENARIOS: dict[str, Callable[[Exchange, int, int], Any]] = {
 
 
 def main() -> None:
-    scenario, way, rank, world_size, rendezvous = sys.argv[1:]
+    scenarios, way, rank, world_size, rendezvous = sys.argv[1:]
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{rendezvous}", rank=int(rank), world_size=int(world_size)
@@ -125,7 +125,7 @@ def main() -> None:
         opened = SharedMemoryExchange.open(dist.group.WORLD, gloo, BUFFER_BYTES)
         assert opened is not None
         exchange = opened
-    seen = SCENARIOS[scenario](exchange, int(rank), int(world_size))
+    seen = {name: SCENARIOS[name](exchange, int(rank), int(world_size)) for name in scenarios.split(",")}
     sys.stdout.write(json.dumps(seen))
     sys.stdout.flush()
     # Leaving the group would wait for a peer that may be dead.

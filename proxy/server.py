@@ -96,6 +96,8 @@ async def build(args: Namespace, client: ClusterClient, pair: tuple[Node, Node])
     app = build_app(args, tasks, front_end.model_config)
     # Innermost, so that vLLM's request metrics count the status that the client gets.
     app.user_middleware.append(Middleware(FirstByteGate))
+    # vLLM's SageMaker bootstrap has built the stack already; Starlette builds it anew at the first call.
+    app.middleware_stack = None
     _add_health(app, client)
     await init_app_state(front_end, app.state, args, tasks)
     return front_end, app

@@ -92,6 +92,9 @@ class NodeSession:
                     reason = f"not reachable ({error.code().name.lower()})"
                 except TimeoutError:
                     reason = f"no answer within {self._timeout_s:g} s"
+                except Exception:  # this task's supervisor: a bad frame must not end the session for good
+                    logger.exception("session with %s node %s failed", self._role, self.address)
+                    reason = "the session failed"
                 self._down(reason)
                 if opened:
                     wait_s = _BACKOFF_FIRST_S

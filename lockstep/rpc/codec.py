@@ -19,7 +19,7 @@ def encode_request(request: EngineCoreRequest) -> list[bytes]:
 
 def decode_request(buffers: Sequence[bytes]) -> EngineCoreRequest:
     """Decode `AddRequest.request`; raises msgspec.MsgspecError when it is not one."""
-    return _request_decoder.decode(list(buffers))
+    return _request_decoder.decode(_writable(buffers))
 
 
 def encode_outputs(outputs: EngineCoreOutputs) -> list[bytes]:
@@ -29,4 +29,9 @@ def encode_outputs(outputs: EngineCoreOutputs) -> list[bytes]:
 
 def decode_outputs(buffers: Sequence[bytes]) -> EngineCoreOutputs:
     """Decode `StepOutputs.outputs`; raises msgspec.MsgspecError when it is not one."""
-    return _outputs_decoder.decode(list(buffers))
+    return _outputs_decoder.decode(_writable(buffers))
+
+
+def _writable(buffers: Sequence[bytes]) -> list[bytearray]:
+    """torch warns of tensors over read-only memory, and vLLM makes some over the message itself."""
+    return [bytearray(buffer) for buffer in buffers]

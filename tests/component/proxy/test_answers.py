@@ -133,13 +133,18 @@ async def test_rank_header_chooses_the_decode_rank(stack: Stack) -> None:
 
 
 async def test_limit_of_the_served_context_is_enforced(stack: Stack) -> None:
-    """The nodes' served limit, not the engine's or the model's, bounds a prompt: the status is vLLM's."""
-    answer = await stack.http.post(
-        "/v1/completions", json={**COMPLETION, "prompt": [5] * 250, "max_tokens": 9}
-    )
+    """The nodes' served limit, not the engine's or the model's: a longer prompt is refused as vLLM does."""
+    prompt = [5] * (fake_node.CONTEXT_LIMIT + 1)
+    answer = await stack.http.post("/v1/completions", json={**COMPLETION, "prompt": prompt})
     assert answer.status_code == 400
     assert str(fake_node.CONTEXT_LIMIT) in answer.json()["error"]["message"]
     assert not stack.prefill[0].legs
+
+
+async def test_max_tokens_ends_at_the_served_context(stack: Stack) -> None:
+    """As a plain vLLM server does with such a completion: it is cut to what fits."""
+    await stack.http.post("/v1/completions", json={**COMPLETION, "prompt": [5] * 250})
+    assert stack.decode_leg().sampling_params.max_tokens == fake_node.CONTEXT_LIMIT - 250
 
 
 async def test_metrics_use_the_proxys_clock(stack: Stack) -> None:

@@ -13,7 +13,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
 from lockstep.errors import UnavailableError
-from lockstep.node.engine_status import STATUS_UTILITY
+from lockstep.node.engine_status import ABANDON_UTILITY, STATUS_UTILITY
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +74,11 @@ class Engine:
 
     async def abort(self, request_ids: list[str]) -> None:
         await self._client.abort_requests_async(request_ids)
+
+    async def abandon(self, request_ids: list[str]) -> None:
+        """Free what finished prefill legs still hold; ids that hold nothing are ignored."""
+        if not self.dead:
+            await self._client.call_utility_all_async(ABANDON_UTILITY, request_ids)
 
     async def next_outputs(self) -> EngineCoreOutputs:
         """The next step of any rank. Raises EngineDeadError once an engine core is gone."""

@@ -1,4 +1,4 @@
-"""Adds the utility by which a node reads an engine core at any time; runs inside the engine core.
+"""Adds the utilities by which a node reads and tidies an engine core at any time; runs inside it.
 
 vLLM calls a utility by name on its EngineCore object (vllm/v1/engine/core.py:1690) and runs every
 `vllm.general_plugins` entry in the engine core first (:127), so a method added there can be called from the
@@ -8,13 +8,15 @@ node. vLLM's own statistics travel only with engine steps, which leaves an idle 
 from typing import Any
 
 STATUS_UTILITY = "lockstep_status"
+ABANDON_UTILITY = "lockstep_abandon"
 
 
 def register() -> None:
     """Entry point of `vllm.general_plugins`; safe to run more than once."""
     from vllm.v1.engine.core import EngineCore
 
-    EngineCore.lockstep_status = _lockstep_status
+    setattr(EngineCore, STATUS_UTILITY, _lockstep_status)
+    setattr(EngineCore, ABANDON_UTILITY, _lockstep_abandon)
 
 
 def _lockstep_status(engine_core: Any) -> dict[str, Any]:
@@ -29,6 +31,17 @@ def _lockstep_status(engine_core: Any) -> dict[str, Any]:
         "kv_cache_usage": scheduler.kv_cache_manager.usage,
         **worker,
     }
+
+
+def _lockstep_abandon(engine_core: Any, request_ids: list[str]) -> None:
+    """Give up the blocks that finished prefill legs hold for a decode rank that will not come for them.
+
+    vLLM's own abort skips requests that have finished (vllm/v1/core/sched/scheduler.py, `finish_requests`).
+    """
+    abandon = getattr(engine_core.scheduler.get_kv_connector(), "abandon", None)
+    if abandon is not None:
+        for request_id in request_ids:
+            abandon(request_id)
 
 
 def _worker_status(worker: Any) -> dict[str, Any]:

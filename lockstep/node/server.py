@@ -152,8 +152,12 @@ class NodeService(lockstep_pb2_grpc.NodeServicer):
 
     async def _abort(self, request_ids: list[str], session: ProxySession) -> None:
         owned = self._registry.release(request_ids, session)
-        if owned and self._state.engine is not None:
-            await self._state.engine.abort(owned)
+        ended = session.take_finished(request_ids)
+        engine = self._state.engine
+        if owned and engine is not None:
+            await engine.abort(owned)
+        if ended and engine is not None:
+            await engine.abandon(ended)
 
     def _description(self) -> pb.NodeDescription:
         description = self._state.description

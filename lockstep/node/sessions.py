@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
@@ -18,14 +18,29 @@ MAX_QUEUED_FRAMES = 8192
 """A proxy that has not read so many frames is stuck: its session is closed, its requests are aborted."""
 
 
+MAX_REMEMBERED_IDS = 8192
+"""Ended requests of one session that an abort may still name; each is a few dozen bytes."""
+
+
 class ProxySession:
     """One proxy's stream: the frames that wait for it and the ids of its requests."""
 
     def __init__(self, proxy_id: str) -> None:
         self.proxy_id = proxy_id
         self.request_ids: set[str] = set()
+        self._finished: OrderedDict[str, None] = OrderedDict()
         self.frames: asyncio.Queue[pb.NodeFrame] = asyncio.Queue(MAX_QUEUED_FRAMES)
         self.stuck = asyncio.Event()
+
+    def note_finished(self, request_id: str) -> None:
+        """Remember an id that ended by itself: its KV blocks may still wait for a decode rank."""
+        self._finished[request_id] = None
+        if len(self._finished) > MAX_REMEMBERED_IDS:
+            self._finished.popitem(last=False)
+
+    def take_finished(self, request_ids: Iterable[str]) -> list[str]:
+        """Those of the ids that ended by themselves in this session; each is given once."""
+        return [rid for rid in request_ids if self._finished.pop(rid, rid) is None]
 
     def send(self, frame: pb.NodeFrame) -> None:
         """Queue a frame; never waits, since one proxy must not hold up the others."""
@@ -98,6 +113,7 @@ class SessionRegistry:
             by_session[session].append(output)
             if output.finished:
                 self.release([output.request_id], session)
+                session.note_finished(output.request_id)
         for session, mine in by_session.items():
             step = EngineCoreOutputs(
                 engine_index=load.rank, outputs=mine, timestamp=outputs.timestamp or time.monotonic()

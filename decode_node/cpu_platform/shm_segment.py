@@ -18,7 +18,7 @@ from typing import Self
 HEADER_BYTES = 64
 SHM_DIRECTORY = "/dev/shm"
 
-SPINS_PER_YIELD = 64
+SPINS = 64
 YIELD_FOR_S = 0.002
 MAX_SLEEP_S = 0.001
 CHECK_PEERS_EVERY_S = 0.5
@@ -92,11 +92,6 @@ class PeerWatch:
     def dead_ranks(self) -> list[int]:
         return sorted(self._rank_of_fd[fd] for fd, _ in self._poll.poll(0))
 
-    def close(self) -> None:
-        for fd in self._rank_of_fd:
-            os.close(fd)
-        self._rank_of_fd.clear()
-
 
 def wait_for(segment: Segment, operation: int, rank: int, watch: PeerWatch, timeout_s: float) -> None:
     """Wait until a peer's payload is there: spin for the common case, then yield the core, then sleep.
@@ -105,9 +100,13 @@ def wait_for(segment: Segment, operation: int, rank: int, watch: PeerWatch, time
         RuntimeError: a peer of the group has died, so that the payload can never come.
         TimeoutError: no payload within `timeout_s`.
     """
-    for _ in range(SPINS_PER_YIELD):
-        if segment.reached(operation):
-            return
+    if not any(segment.reached(operation) for _ in range(SPINS)):
+        _wait_slowly(segment, operation, rank, watch, timeout_s)
+    with _fence:
+        pass
+
+
+def _wait_slowly(segment: Segment, operation: int, rank: int, watch: PeerWatch, timeout_s: float) -> None:
     started = time.monotonic()
     next_check = started + CHECK_PEERS_EVERY_S
     while not segment.reached(operation):
@@ -119,15 +118,12 @@ def wait_for(segment: Segment, operation: int, rank: int, watch: PeerWatch, time
             continue
         if now >= next_check:
             next_check = now + CHECK_PEERS_EVERY_S
-            if dead := watch.dead_ranks():
-                # What a peer published before it died is still good.
-                if segment.reached(operation):
-                    return
+            dead = watch.dead_ranks()
+            # What a peer published before it died is still good.
+            if dead and not segment.reached(operation):
                 raise RuntimeError(
                     f"MoE exchange: rank {rank} cannot answer, ranks {dead} of the group have died"
                 )
             if waited_s > timeout_s:
                 raise TimeoutError(f"MoE exchange: no answer from rank {rank} within {timeout_s:g} s")
         time.sleep(min(MAX_SLEEP_S, waited_s / 20))
-    with _fence:
-        pass

@@ -17,8 +17,8 @@ class ReadinessProbe:
     def __init__(self, on_reason: Callable[[str], None] = lambda _: None) -> None:
         self.reason = ""
         self._on_reason = on_reason
-        # Proxies in the environment are for the outside, these requests stay on this machine.
-        self._client = httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S, trust_env=False)
+        # Requests stay on this machine: no proxies of the environment, no certificates to load.
+        self._client = httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S, trust_env=False, verify=False)
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,0 +1,259 @@
+"""What the proxy relies on inside vLLM; each row of docs/vllm-surface.md for the proxy has its test here."""
+
+import ast
+import dataclasses
+import inspect
+import json
+import textwrap
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.generate.base.serving import GenerateBaseServing
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.launchers.launcher import NoSignalServer, validate_api_server_args
+from vllm.entrypoints.serve.instrumentator import health
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, async_llm
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core_client import EngineCoreClient
+from vllm.v1.engine.input_processor import InputProcessor
+from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector, RequestState
+
+from proxy.engine_core_client import ClusterClient
+
+SERVING_METHODS = {
+    "get_supported_tasks_async",
+    "add_request_async",
+    "abort_requests_async",
+    "get_output_async",
+    "shutdown",
+}
+"""What serving calls on the client. The rest of EngineCoreClient is administration, and not implemented."""
+
+
+FLAGS = (
+    "host",
+    "port",
+    "model",
+    "model_tag",
+    "tokenizer",
+    "revision",
+    "dtype",
+    "trust_remote_code",
+    "generation_config",
+    "max_model_len",
+    "speculative_config",
+    "kv_transfer_config",
+    "headless",
+    "api_server_count",
+    "uds",
+    "served_model_name",
+    "tool_parser_plugin",
+    "reasoning_parser_plugin",
+    "disable_log_stats",
+    "enable_log_requests",
+    "uvicorn_log_level",
+    "disable_uvicorn_access_log",
+    "ssl_keyfile",
+    "ssl_certfile",
+    "ssl_ca_certs",
+    "ssl_cert_reqs",
+    "ssl_ciphers",
+    "h11_max_incomplete_event_size",
+)
+"""Arguments that arguments.py, vllm_config.py and server.py read or refuse."""
+
+
+def source(of: Any) -> str:
+    return textwrap.dedent(inspect.getsource(of))
+
+
+def handlers(function: Any) -> dict[str, str]:
+    """The except clauses of a function: what they catch, and their body."""
+    tree = ast.parse(source(function))
+    return {
+        ast.unparse(node.type): ast.unparse(ast.Module(node.body, []))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ExceptHandler) and node.type is not None
+    }
+
+
+def test_async_llm_makes_its_client_by_the_name_that_is_replaced() -> None:
+    """front_end.py replaces async_llm.EngineCoreClient; the factory is called once and by keywords."""
+    assert async_llm.EngineCoreClient is EngineCoreClient
+    calls = [
+        node
+        for node in ast.walk(ast.parse(source(AsyncLLM.__init__)))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "EngineCoreClient.make_async_mp_client"
+    ]
+    assert len(calls) == 1
+    assert not calls[0].args
+
+
+def test_client_has_all_that_serving_calls() -> None:
+    """Serving methods are ours and have vLLM's signatures; no other is abstract."""
+    assert EngineCoreClient.__abstractmethods__ == {"shutdown"}
+    for name in SERVING_METHODS:
+        ours, theirs = getattr(ClusterClient, name), getattr(EngineCoreClient, name, None)
+        assert ours is not theirs, name
+        if theirs is not None:
+            assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters) or (
+                name == "add_request_async"
+            )
+
+
+def test_async_llm_reads_nothing_else_of_the_client_while_serving() -> None:
+    """In construction, the output loop, the request path and the health check."""
+    serving = (
+        AsyncLLM.__init__,
+        AsyncLLM._run_output_handler,
+        AsyncLLM.add_request,
+        AsyncLLM._add_request,
+        AsyncLLM.abort,
+        AsyncLLM.get_supported_tasks,
+        AsyncLLM.check_health,
+        AsyncLLM.shutdown,
+        AsyncLLM.errored.fget,
+    )
+    used = {
+        node.attr
+        for function in serving
+        for node in ast.walk(ast.parse(source(function)))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self.engine_core", "engine_core")
+    }
+    assert used == SERVING_METHODS | {"engine_ranks_managed", "resources"}
+
+
+def test_generate_passes_our_errors_through_without_abort() -> None:
+    """http_errors.py makes only these two classes, and front_end.py does the abort."""
+    caught = handlers(AsyncLLM.generate)
+    body = caught["(VLLMClientError, GracefulHTTPError)"]
+    assert body.endswith("raise")
+    assert "abort" not in body
+    assert "raise EngineGenerateError() from e" in source(AsyncLLM.generate)
+
+
+def test_add_request_takes_the_rank_by_keyword() -> None:
+    """front_end.py reads it from the keywords that generate() passes on."""
+    parameters = inspect.signature(AsyncLLM.add_request).parameters
+    assert list(parameters)[:4] == ["self", "request_id", "prompt", "params"]
+    assert "data_parallel_rank=data_parallel_rank" in source(AsyncLLM.generate)
+
+
+def test_rank_number_is_checked_against_the_parallel_config() -> None:
+    """front_end.py sets data_parallel_size to the number of decode ranks before each such check."""
+    text = source(InputProcessor.process_inputs)
+    assert "dp_size = parallel_config.data_parallel_size" in text
+    assert "self.vllm_config.parallel_config" in text
+
+
+async def test_queue_keeps_an_error_over_the_output_of_the_abort() -> None:
+    """front_end.py puts the error first and then lets vLLM abort, which puts a final output."""
+    queue = RequestOutputCollector(RequestOutputKind.DELTA, "id")
+    queue.put(ValueError("kept"))
+    queue.put(RequestOutput("id", None, None, None, [], finished=True))
+    with pytest.raises(ValueError, match="kept"):
+        await queue.get()
+    assert queue.request_id == "id"
+
+
+def test_output_processor_has_the_books_that_are_kept_clean() -> None:
+    """States by internal id with their queue and the client's id, and an abort by internal id."""
+    processor = OutputProcessor(None, log_stats=False)
+    assert processor.request_states == {}
+    assert list(inspect.signature(processor.abort_requests).parameters) == ["request_ids", "internal"]
+    parameters = inspect.signature(RequestState.__init__).parameters
+    assert {"queue", "external_req_id"} <= set(parameters)
+
+
+def test_structs_have_the_fields_that_are_set() -> None:
+    """legs.py and flight.py rewrite these."""
+    assert {"request_id", "sampling_params", "external_req_id", "data_parallel_rank", "prompt_embeds"} <= set(
+        EngineCoreRequest.__struct_fields__
+    )
+    assert {
+        "request_id",
+        "new_token_ids",
+        "finish_reason",
+        "events",
+        "kv_transfer_params",
+        "prefill_stats",
+        "new_prompt_logprobs_tensors",
+        "prompt_token_id_logprobs",
+    } <= set(EngineCoreOutput.__struct_fields__)
+    assert {"outputs", "timestamp", "weight_version", "engine_index", "scheduler_stats"} <= set(
+        EngineCoreOutputs.__struct_fields__
+    )
+    assert {
+        "_eos_token_id",
+        "skip_reading_prefix_cache",
+        "output_text_buffer_length",
+        "repetition_detection",
+        "prompt_logprob_token_ids",
+        "prompt_logprob_start",
+        "logprob_token_ids",
+    } <= set(SamplingParams.__struct_fields__)
+
+
+def test_app_is_built_from_the_launchers() -> None:
+    """server.py builds vLLM's app with its own arguments."""
+    assert list(inspect.signature(build_app).parameters) == ["args", "supported_tasks", "model_config"]
+    assert list(inspect.signature(init_app_state).parameters) == [
+        "engine_client",
+        "state",
+        "args",
+        "supported_tasks",
+    ]
+    assert "config" in inspect.signature(NoSignalServer).parameters
+    assert callable(validate_api_server_args)
+    assert callable(validate_parsed_serve_args)
+
+
+def test_middleware_can_be_added_after_the_app_is_built() -> None:
+    """server.py appends to Starlette's list and lets it build the stack again."""
+    app = FastAPI()
+    assert app.user_middleware == []
+    assert "if self.middleware_stack is None" in inspect.getsource(app.__class__.__mro__[1].__call__)
+
+
+def test_health_answers_503_to_a_dead_engine_only() -> None:
+    """front_end.py raises that error while no pair is ready."""
+    caught = handlers(health.health)
+    assert list(caught) == ["EngineDeadError"]
+    assert "503" in caught["EngineDeadError"]
+
+
+def test_error_event_begins_as_the_gate_expects() -> None:
+    """first_byte.py recognises vLLM's error event by its first bytes and its code."""
+    text = GenerateBaseServing.create_streaming_error_response(
+        GenerateBaseServing.__new__(GenerateBaseServing), ValueError("x")
+    )
+    assert f"data: {text}".startswith('data: {"error"')
+    assert json.loads(text)["error"]["code"] == 400
+
+
+def test_front_end_flags_that_are_read_or_owned() -> None:
+    """By the names of vLLM's parser."""
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args([])
+    for name in FLAGS:
+        assert hasattr(args, name), name
+
+
+def test_engine_args_make_a_config_without_an_engine() -> None:
+    """vllm_config.py follows launchers/render/entry.py, plus the speculative configuration."""
+    for name in (
+        "create_model_config",
+        "create_speculative_config",
+        "create_logging_config",
+        "create_structured_outputs_config",
+    ):
+        assert callable(getattr(AsyncEngineArgs, name))
+    assert {"model", "tokenizer", "speculative_config"} <= {
+        f.name for f in dataclasses.fields(AsyncEngineArgs)
+    }

@@ -1,0 +1,281 @@
+"""The push writer: everything that a worker's second thread sends and receives, as the two ledgers say.
+
+The ledgers and the inboxes are shared with vLLM's engine thread under one lock. Nothing is sent while it is
+held: sends wait in the outbox for the writer thread.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import PUSH_REG_NOTIF_PREFIX
+from vllm.logger import init_logger
+
+from kv_transfer import decode_ledger, prefill_ledger
+from kv_transfer.config import ConnectorOptions
+from kv_transfer.counters import KVCounters
+from kv_transfer.notices import (
+    NOTICE_PREFIX,
+    Cancel,
+    DecodePeer,
+    NoticeError,
+    Released,
+    decode_notice,
+    decode_registration,
+    encode_notice,
+)
+from kv_transfer.params import PrefillPeer
+from kv_transfer.peers import PeerLinks, Work
+
+logger = init_logger(__name__)
+
+HEARTBEAT_PREFIX = b"HB:"
+
+# The writer looks for notifications this often while a request waits for one, and when none does. A look
+# costs about 2 µs.
+_ACTIVE_POLL_S = 0.001
+_IDLE_POLL_S = 0.02
+
+Action = prefill_ledger.Action | decode_ledger.Action
+
+
+class PushWriter:
+    """What `LockstepPushWorker` and its writer thread share. `worker` is vLLM's NIXL worker."""
+
+    def __init__(
+        self, worker: Any, own_peer: DecodePeer, options: ConnectorOptions, counters: KVCounters
+    ) -> None:
+        self.lock = threading.RLock()
+        self.prefill = prefill_ledger.PrefillLedger(
+            options.lockstep_tombstone_ttl_s, options.lockstep_tombstone_limit
+        )
+        self.decode = decode_ledger.DecodeLedger(
+            options.lockstep_registration_deadline_s, options.lockstep_cancel_ack_timeout_s
+        )
+        self.peers = PeerLinks(worker, self._enqueue)
+        # For the engine thread: prefill's blocks to give back, and decode's receives that ended.
+        self.to_release: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.receive_results: queue.SimpleQueue[decode_ledger.Fail | decode_ledger.Done] = queue.SimpleQueue()
+        self._worker = worker
+        self._own_peer = own_peer
+        self._counters = counters
+        self._outbox: queue.SimpleQueue[Work] = queue.SimpleQueue()
+
+    def step(self) -> None:
+        """One round of the writer thread."""
+        for work in drain(self._outbox):
+            work()
+        for agent_name, notifs in self._worker.nixl_wrapper.get_new_notifs().items():
+            for notif in notifs:
+                self._receive(agent_name, notif)
+        now = time.monotonic()
+        with self.lock:
+            self.do(self.prefill.tick(now))
+            self.do(self.decode.tick(now))
+
+    def poll_interval_s(self) -> float:
+        with self.lock:
+            active = self.prefill.outstanding or self.decode.outstanding
+        return _ACTIVE_POLL_S if active else _IDLE_POLL_S
+
+    def register(self, request_id: str, registration: dict[str, Any]) -> None:
+        """Send vLLM's registration, with the deadline in it, once prefill is connected."""
+        self._enqueue(lambda: self._send_registration(request_id, registration))
+
+    def do(self, actions: Iterable[Action]) -> None:
+        """Carry out what a ledger says; with the lock held, on any thread."""
+        for action in actions:
+            match action:
+                case prefill_ledger.Push():
+                    self._enqueue(_bind(self._push, action))
+                case prefill_ledger.Release():
+                    self._counters.add_reason("released", action.reason)
+                    self.to_release.put(action.request_id)
+                case prefill_ledger.Reply():
+                    self._counters.add_reason("refused", action.reason)
+                    self._enqueue(_bind(self._send_released, action))
+                case decode_ledger.SendCancel():
+                    self._counters.add_reason("cancels_sent", action.reason)
+                    self._enqueue(_bind(self._send_cancel, action))
+                case decode_ledger.Fail():
+                    self._counters.add_reason("failed", action.reason)
+                    logger.error("KV of request %s did not arrive: %s", action.request_id, action.reason)
+                    self.receive_results.put(action)
+                case decode_ledger.Done():
+                    if action.received:
+                        self._count_received(action.request_id)
+                    self.receive_results.put(action)
+
+    def _receive(self, agent_name: str, notif: bytes) -> None:
+        now = time.monotonic()
+        if notif.startswith(HEARTBEAT_PREFIX):
+            self._worker._pending_completion_notifs.put(notif)
+            return
+        try:
+            with self.lock:
+                if notif.startswith(PUSH_REG_NOTIF_PREFIX):
+                    registration = decode_registration(notif[len(PUSH_REG_NOTIF_PREFIX) :], now)
+                    self.do(self.prefill.registered(registration, now))
+                elif notif.startswith(NOTICE_PREFIX):
+                    self._receive_notice(agent_name, notif, now)
+                else:
+                    self._receive_completion(agent_name, notif)
+        except NoticeError as error:
+            self._counters.add("malformed_notices")
+            logger.warning("Dropped a malformed notification from %s: %s", agent_name, error)
+
+    def _receive_notice(self, agent_name: str, notif: bytes, now: float) -> None:
+        notice = decode_notice(notif)
+        if isinstance(notice, Cancel):
+            self.do(self.prefill.cancelled(notice, now))
+            return
+        actions = self.decode.released(
+            notice.request_id,
+            notice.token,
+            notice.reason,
+            agent_name,
+            self._num_writers(notice.request_id, notice.writers),
+        )
+        self.do(actions)
+
+    def _receive_completion(self, agent_name: str, notif: bytes) -> None:
+        """vLLM's b"<decode request id>:<prefill TP size>" (push_worker.py `_xfer_blocks`)."""
+        request_id, separator, writers = notif.decode("utf-8", "replace").rpartition(":")
+        if not separator or not writers.isdigit():
+            raise NoticeError("unknown notification")
+        if not self.decode.expects(request_id):
+            self._counters.add("late_notices")
+            return
+        self.do(self.decode.completed(request_id, agent_name, self._num_writers(request_id, int(writers))))
+
+    def _num_writers(self, request_id: str, prefill_tp_size: int) -> int:
+        """How many prefill workers write here: as push_worker.py `_get_new_notifs` counts them."""
+        meta = self._worker._recving_metadata.get(request_id)
+        pp_size = meta.pp_size if meta is not None else 1
+        return int(pp_size * max(1, prefill_tp_size // self._worker.world_size))
+
+    def _count_received(self, request_id: str) -> None:
+        self._counters.add("received_requests")
+        meta = self._worker._recving_metadata.get(request_id)
+        if meta is not None:
+            self._counters.add("received_blocks", sum(len(group) for group in meta.local_block_ids))
+
+    def _send_registration(self, request_id: str, registration: dict[str, Any]) -> None:
+        peer = prefill_peer(registration)
+
+        def unreachable() -> None:
+            with self.lock:
+                self.do(self.decode.unreachable(request_id, "prefill_unreachable"))
+
+        def send() -> None:
+            with self.lock:
+                time_left_s = self.decode.sending(request_id, time.monotonic())
+            if time_left_s is None:
+                return
+            message = registration | {"lockstep_deadline_s": time_left_s}
+            data = PUSH_REG_NOTIF_PREFIX + msgspec.msgpack.encode(message)
+            if not self.peers.notify(peer.engine_id, data):
+                with self.lock:
+                    self.do(self.decode.send_failed(request_id, "registration_failed", time.monotonic()))
+
+        self.peers.with_prefill(peer, send, unreachable)
+
+    def _send_cancel(self, action: decode_ledger.SendCancel) -> None:
+        notice = Cancel(
+            request_id=action.request_id,
+            token=action.token,
+            reason=action.reason,
+            registered=action.registered,
+            peer=self._own_peer,
+        )
+
+        def failed() -> None:
+            self._counters.add("notices_failed")
+            if action.registered:
+                self.peers.if_gone(action.peer, proven_dead)
+
+        def proven_dead() -> None:
+            with self.lock:
+                self.do(self.decode.proven_dead(action.request_id))
+
+        def send() -> None:
+            if not self.peers.notify(action.peer.engine_id, encode_notice(notice)):
+                failed()
+
+        self.peers.with_prefill(action.peer, send, failed)
+
+    def _send_released(self, action: prefill_ledger.Reply) -> None:
+        notice = Released(action.request_id, action.token, action.reason, self._worker.world_size)
+
+        def failed() -> None:
+            self._counters.add("notices_failed")
+
+        def send() -> None:
+            if not self.peers.notify(action.peer.engine_id, encode_notice(notice)):
+                failed()
+
+        self.peers.with_decode(action.peer, send, failed)
+
+    def _push(self, action: prefill_ledger.Push) -> None:
+        peer = action.registration.peer
+
+        def failed(reason: str) -> None:
+            with self.lock:
+                self.do(self.prefill.push_failed(action.request_id, reason, time.monotonic()))
+
+        def push() -> None:
+            if action.registration.deadline <= time.monotonic():
+                failed("deadline")
+                return
+            try:
+                self._worker._do_start_push_kv(
+                    action.request_id, action.block_ids, dict(action.registration.payload)
+                )
+            except Exception:  # the supervisor of one push: vLLM asserts and NIXL raises many kinds here
+                logger.exception("Push of request %s could not be started", action.request_id)
+                if len(self._worker.dst_xfer_side_handles.get(peer.engine_id, ())) > 1:
+                    # vLLM posts one write per decode worker and loses the posted ones here, so it is not
+                    # proven that none is in flight: no answer, and the blocks stay held on both sides.
+                    return
+            with self._worker._sending_transfers_lock:
+                in_flight = action.request_id in self._worker._sending_transfers
+                # vLLM notes the failure of a write for its lease; ours is settled here.
+                if not in_flight:
+                    self._worker._send_failures.discard(action.request_id)
+            if not in_flight:
+                with self.lock:
+                    settled = not self.prefill.is_pushing(action.request_id)
+                if not settled:
+                    failed("push_failed")
+
+        self.peers.with_decode(peer, push, lambda: failed("decode_unreachable"))
+
+    def _enqueue(self, work: Work) -> None:
+        self._outbox.put(work)
+        self._worker._push_writer_wake.set()
+
+
+def _bind(function: Callable[..., None], *arguments: Any) -> Callable[[], None]:
+    return lambda: function(*arguments)
+
+
+def drain(source: "queue.Queue[Any] | queue.SimpleQueue[Any]") -> Iterator[Any]:
+    """Everything that is in the queue now."""
+    while True:
+        try:
+            yield source.get_nowait()
+        except queue.Empty:
+            return
+
+
+def prefill_peer(registration: dict[str, Any]) -> PrefillPeer:
+    """The prefill rank that vLLM's registration goes to."""
+    return PrefillPeer(
+        engine_id=registration["remote_engine_id"],
+        side_channel_host=registration["remote_host"],
+        side_channel_port=registration["remote_port"],
+        tp_size=registration["remote_tp_size"],
+    )

@@ -86,6 +86,7 @@ async def test_refused_leg_fails_the_request_and_aborts_the_other(stack: Stack, 
     assert status == 503
     assert "this node is shutting down" in body["error"]["message"]
     await until(lambda: other.aborted and not other.running, "the other leg is aborted")
+    stack.prefill[0].set.pause_after_tokens = None
     assert (await ask(stack))[0] == 200
 
 

@@ -59,6 +59,7 @@ async def process(*flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
         await started.wait()
 
 
+@pytest.mark.timeout(240)
 async def test_process_serves_and_stops_cleanly() -> None:
     """It answers, stays small (no engine, no weights), and SIGTERM ends it with status 0, leaving nothing."""
     wire = Wire()

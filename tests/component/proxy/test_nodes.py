@@ -1,7 +1,7 @@
 """Which nodes are used: compatibility, warming up, draining, restarts, readiness."""
 
 import logging
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from component.proxy.fake_node import FakeNode, Wire
@@ -77,16 +77,18 @@ async def test_start_without_a_pair_says_why(caplog: pytest.LogCaptureFixture) -
 
 
 @pytest.mark.parametrize(
-    ("described", "reason"),
+    ("role", "described", "reason"),
     [
-        ({"protocol_version": 99}, "it speaks protocol version 99"),
-        ({"ready": False}, "it is warming up"),
-        ({"role": 2}, "it is a decode node, but listed under --prefill"),
+        ("prefill", {"protocol_version": 99}, "it speaks protocol version 99"),
+        ("prefill", {"ready": False}, "it is warming up"),
+        ("decode", {}, "it is a decode node, but listed under --prefill"),
     ],
 )
-async def test_unusable_node_is_named_with_its_reason(described: dict[str, Any], reason: str) -> None:
+async def test_unusable_node_is_named_with_its_reason(
+    role: Literal["prefill", "decode"], described: dict[str, Any], reason: str
+) -> None:
     """Each is told apart in the reason for not being ready."""
-    node = FakeNode("prefill", Wire(), PICO, **described)
+    node = FakeNode(role, Wire(), PICO, **described)
     await node.start()
     config, _ = arguments.load(["--prefill", node.address, "--decode", "127.0.0.1:1"])
     async with server.sessions(config) as (_, client):

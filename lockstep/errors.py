@@ -24,7 +24,7 @@ class LockstepError(Exception):
     """Base of all; not raised itself."""
 
     http_status: ClassVar[int] = 500
-    type: ClassVar[str] = "InternalServerError"
+    type: ClassVar[str] = "Internal Server Error"
     retryable: ClassVar[bool] = False
 
 
@@ -51,7 +51,7 @@ class UnavailableError(LockstepError):
     """Nothing can take the request now; the same request may work later."""
 
     http_status = 503
-    type = "ServiceUnavailableError"
+    type = "Service Unavailable"
     retryable = True
 
 
@@ -75,7 +75,7 @@ class KVTransferError(LockstepError):
     """The KV cache did not reach the decode rank."""
 
     http_status = 503
-    type = "ServiceUnavailableError"
+    type = "Service Unavailable"
     retryable = True
 
 
@@ -83,7 +83,7 @@ class DeadlineError(LockstepError):
     """The request did not finish in its time."""
 
     http_status = 504
-    type = "GatewayTimeoutError"
+    type = "Gateway Timeout"
     retryable = True
 
 

@@ -1,7 +1,7 @@
 """vLLM's AsyncLLM over our engine-core client: the seam where its front end meets the cluster."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -30,7 +30,7 @@ class FrontEnd(AsyncLLM):
                 log_stats=not args.disable_log_stats,
                 log_requests=args.enable_log_requests,
             )
-        client.bind(self._fail_request)
+        client.flow.bind(self._fail_request)
 
     async def add_request(
         self, request_id: str, prompt: Any, params: SamplingParams | PoolingParams, **kwargs: Any
@@ -42,12 +42,17 @@ class FrontEnd(AsyncLLM):
             raise http_errors.to_front_end(error, request_id) from error
         if kwargs.get("data_parallel_rank") is not None:
             # vLLM checks the number against this (input_processor.py:392); the ranks come and go.
-            self.vllm_config.parallel_config.data_parallel_size = max(1, self._client.num_decode_ranks)
+            self.vllm_config.parallel_config.data_parallel_size = max(1, self._client.flow.num_decode_ranks)
         return await super().add_request(request_id, prompt, params, **kwargs)
+
+    async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
+        """Called for a client that left; a stop string's abort does not come through here."""
+        with self._client.ending_as("disconnected"):
+            await super().abort(request_id, internal)
 
     async def check_health(self) -> None:
         """/health answers 503 to this error (serve/instrumentator/health.py), and to no other."""
-        if self._client.not_ready_because():
+        if self._client.flow.not_ready_because():
             raise EngineDeadError()
         await super().check_health()
 
@@ -57,7 +62,7 @@ class FrontEnd(AsyncLLM):
             raise InvalidRequestError(
                 f"{KV_TRANSFER_PARAMS} is not accepted from clients.", KV_TRANSFER_PARAMS
             )
-        if self._client.draining:
+        if self._client.flow.draining:
             raise DrainingError("The service is shutting down.")
 
     def _fail_request(self, front_id: str, error: LockstepError) -> list[str]:

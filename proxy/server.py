@@ -13,10 +13,12 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from starlette.middleware import Middleware
+from uvicorn.config import LOGGING_CONFIG
 from vllm import envs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.launcher import NoSignalServer
+from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
 
 from lockstep.errors import UnavailableError
 from lockstep.health import bind
@@ -25,6 +27,7 @@ from proxy.cluster import Cluster
 from proxy.config import ProxyConfig
 from proxy.engine_core_client import ClusterClient
 from proxy.first_byte import FirstByteGate
+from proxy.flow import Flow
 from proxy.front_end import FrontEnd
 from proxy.ids import LegIds
 from proxy.nodes import Node, Role
@@ -48,7 +51,7 @@ async def serve(config: ProxyConfig, args: Namespace) -> None:
     sock = bind(args.host or "0.0.0.0", args.port, "--port")  # vLLM's default: every address
     with contextlib.closing(sock):
         async with sessions(config) as (cluster, client):
-            pair = await _unless_stopped(stop, first_pair(cluster, client, config.startup_timeout_s))
+            pair = await _unless_stopped(stop, first_pair(cluster, client.flow, config.startup_timeout_s))
             if pair is not None:
                 await _serve_pair(config, args, client, pair, sock, stop)
 
@@ -58,29 +61,29 @@ async def sessions(config: ProxyConfig) -> AsyncIterator[tuple[Cluster, ClusterC
     """Keep a session to every listed node open."""
     cluster = Cluster(config.prefill_addresses, config.decode_addresses)
     ids = LegIds()
-    client = ClusterClient(cluster, Ranks(config.prefill_window_tokens), ids, config.request_timeout_s)
+    flow = Flow(cluster, Ranks(config.prefill_window_tokens), config.request_timeout_s)
     listed: list[tuple[Role, str]] = [
         *(("prefill", address) for address in config.prefill_addresses),
         *(("decode", address) for address in config.decode_addresses),
     ]
     opened = [
-        NodeSession(address, role, ids.proxy_id, config.connect_timeout_s, client) for role, address in listed
+        NodeSession(address, role, ids.proxy_id, config.connect_timeout_s, flow) for role, address in listed
     ]
     for session in opened:
         session.start()
     try:
-        yield cluster, client
+        yield cluster, ClusterClient(flow, ids)
     finally:
         await asyncio.gather(*(session.close() for session in opened))
 
 
-async def first_pair(cluster: Cluster, client: ClusterClient, deadline_s: float) -> tuple[Node, Node]:
+async def first_pair(cluster: Cluster, flow: Flow, deadline_s: float) -> tuple[Node, Node]:
     """Wait for a prefill and a decode node that fit together; raises UnavailableError at the deadline."""
     try:
         async with asyncio.timeout(deadline_s):
             while (pair := cluster.pair()) is None:
-                client.paired.clear()
-                await client.paired.wait()
+                flow.paired.clear()
+                await flow.paired.wait()
     except TimeoutError:
         raise UnavailableError(
             f"no prefill and decode node that fit together within {deadline_s:g} s: "
@@ -110,7 +113,7 @@ def _add_health(app: FastAPI, client: ClusterClient) -> None:
 
     @app.get("/readyz", include_in_schema=False)
     async def readyz() -> JSONResponse:
-        reason = client.not_ready_because()
+        reason = client.flow.not_ready_because()
         if reason:
             return JSONResponse({"status": "not ready", "reason": reason}, status_code=503)
         return JSONResponse({"status": "ready"})
@@ -132,7 +135,7 @@ async def _serve_pair(
     try:
         await _unless_stopped(stop, _ended(serving))
         logger.info("draining for at most %g s", config.drain_timeout_s)
-        await client.drain(config.drain_timeout_s)
+        await client.flow.drain(config.drain_timeout_s)
     finally:
         server.should_exit = True
         await serving
@@ -141,8 +144,10 @@ async def _serve_pair(
 
 def http_server(app: FastAPI, args: Namespace) -> uvicorn.Server:
     """uvicorn with vLLM's settings (launchers/api_server/entry.py::build_and_serve), signals left to us."""
+    log_config = get_uvicorn_log_config(args)
     uvicorn_config = uvicorn.Config(
         app,
+        log_config=log_config if log_config is not None else LOGGING_CONFIG,
         log_level=args.uvicorn_log_level,
         access_log=not args.disable_uvicorn_access_log,
         timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,

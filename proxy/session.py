@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 _BACKOFF_FIRST_S = 0.2
 _BACKOFF_MOST_S = 3.0
 _WARMING_POLL_S = 0.5
+_REASON_CHARACTERS = 200
 
 
 class SessionEvents(Protocol):
@@ -89,7 +90,7 @@ class NodeSession:
                 except _NotReadyError as error:
                     reason, wait_s = str(error), _WARMING_POLL_S
                 except grpc.aio.AioRpcError as error:
-                    reason = f"not reachable ({error.code().name.lower()})"
+                    reason = f"{error.code().name.lower()}: {error.details() or ''}"[:_REASON_CHARACTERS]
                 except TimeoutError:
                     reason = f"no answer within {self._timeout_s:g} s"
                 except Exception:  # this task's supervisor: a bad frame must not end the session for good

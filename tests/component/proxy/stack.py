@@ -61,14 +61,14 @@ async def running(prefill: list[FakeNode], decode: list[FakeNode], flags: list[s
     sock = socket.create_server(("127.0.0.1", 0))
     port = sock.getsockname()[1]
     async with server.sessions(config) as (cluster, client):
-        pair = await server.first_pair(cluster, client, DEADLINE_S)
+        pair = await server.first_pair(cluster, client.flow, DEADLINE_S)
         front_end, app = await server.build(args, client, pair)
         http_server = server.http_server(app, args)
         serving = asyncio.create_task(http_server.serve(sockets=[sock]))
         await until(lambda: http_server.started, "the HTTP server starts")
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE_S) as http:
             yield Stack(prefill, decode, cluster, client, front_end, http)
-        await client.drain(0)
+        await client.flow.drain(0)
         http_server.should_exit = True
         await serving
         front_end.shutdown()

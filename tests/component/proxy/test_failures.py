@@ -20,7 +20,7 @@ async def ask(stack: Stack, **body: Any) -> tuple[int, dict[str, Any]]:
 async def test_no_decode_node_is_503(stack: Stack, stream: bool) -> None:
     """Whether the answer was to be streamed or not: the status, OpenAI's body, and the request's id."""
     await stack.decode[0].stop()
-    await until(lambda: stack.client.not_ready_because(), "the proxy notices")
+    await until(lambda: stack.client.flow.not_ready_because(), "the proxy notices")
     status, body = await ask(stack, stream=stream)
     assert status == 503
     assert body["error"]["code"] == 503
@@ -30,7 +30,7 @@ async def test_no_decode_node_is_503(stack: Stack, stream: bool) -> None:
 async def test_no_prefill_node_is_503(stack: Stack) -> None:
     """The other side alone can do nothing either."""
     await stack.prefill[0].stop()
-    await until(lambda: stack.client.not_ready_because(), "the proxy notices")
+    await until(lambda: stack.client.flow.not_ready_because(), "the proxy notices")
     status, body = await ask(stack)
     assert status == 503
     assert "No prefill node is ready." in body["error"]["message"]
@@ -68,7 +68,7 @@ async def test_prefill_lost_in_mid_stream_does_not_matter(stack: Stack) -> None:
     stream = completion_events(stack, ASK)
     await anext(stream)
     await stack.prefill[0].stop()
-    await until(lambda: stack.client.not_ready_because(), "the proxy notices")
+    await until(lambda: stack.client.flow.not_ready_because(), "the proxy notices")
     stack.decode[0].set.go.set()
     rest = [event async for event in stream]
     assert rest[-1]["choices"][0]["finish_reason"] == "stop"

@@ -25,8 +25,8 @@ async def test_drain_lets_a_running_request_end_and_refuses_new_ones(stack: Stac
     stack.decode[0].set.pause_after_tokens = 3
     asking = asyncio.create_task(stack.http.post("/v1/completions", json=ASK))
     await until(lambda: stack.decode[0].running, "the request runs")
-    draining = asyncio.create_task(stack.client.drain(10))
-    await until(lambda: stack.client.draining, "draining begins")
+    draining = asyncio.create_task(stack.client.flow.drain(10))
+    await until(lambda: stack.client.flow.draining, "draining begins")
     refused = await stack.http.post("/v1/completions", json=ASK)
     assert refused.status_code == 503
     assert (await stack.http.get("/readyz")).json()["reason"] == "draining"
@@ -40,7 +40,7 @@ async def test_drain_aborts_what_does_not_end_by_the_deadline(stack: Stack) -> N
     stack.prefill[0].set.pause_after_tokens = 0
     asking = asyncio.create_task(stack.http.post("/v1/completions", json=ASK))
     await until(lambda: stack.prefill[0].running and stack.decode[0].running, "both legs run")
-    await stack.client.drain(0.1)
+    await stack.client.flow.drain(0.1)
     assert (await asking).status_code == 503
     await until(lambda: not stack.prefill[0].running and not stack.decode[0].running, "both are aborted")
 

@@ -22,7 +22,7 @@ async def test_ready_with_a_pair(stack: Stack) -> None:
 async def test_not_ready_without_a_pair(stack: Stack) -> None:
     """/readyz names the node and its state; liveness stays."""
     await stack.decode[0].stop()
-    await until(lambda: stack.client.not_ready_because(), "the proxy notices")
+    await until(lambda: stack.client.flow.not_ready_because(), "the proxy notices")
     answer = await stack.http.get("/readyz")
     assert answer.status_code == 503
     assert f"decode {stack.decode[0].address}: " in answer.json()["reason"]
@@ -34,9 +34,9 @@ async def test_node_that_restarts_is_used_again(stack: Stack) -> None:
     """Under its new engine id: the decode leg names the new prefill process."""
     assert (await stack.http.post("/v1/completions", json=ASK)).status_code == 200
     await stack.prefill[0].stop()
-    await until(lambda: stack.client.not_ready_because(), "the proxy notices")
+    await until(lambda: stack.client.flow.not_ready_because(), "the proxy notices")
     await stack.prefill[0].start()
-    await until(lambda: not stack.client.not_ready_because(), "the proxy is back")
+    await until(lambda: not stack.client.flow.not_ready_because(), "the proxy is back")
     assert (await stack.http.post("/v1/completions", json=ASK)).status_code == 200
     engine_ids = [
         leg.request.sampling_params.extra_args["kv_transfer_params"]["remote_engine_id"]
@@ -71,7 +71,7 @@ async def test_start_without_a_pair_says_why(caplog: pytest.LogCaptureFixture) -
     config, _ = arguments.load(["--prefill", prefill.address, "--decode", decode.address])
     async with server.sessions(config) as (cluster, client):
         with pytest.raises(UnavailableError, match="block_size is 16, but 32 on decode node"):
-            await server.first_pair(cluster, client, 1.0)
+            await server.first_pair(cluster, client.flow, 1.0)
     for node in (prefill, decode):
         await node.stop()
 
@@ -92,14 +92,14 @@ async def test_unusable_node_is_named_with_its_reason(
     await node.start()
     config, _ = arguments.load(["--prefill", node.address, "--decode", "127.0.0.1:1"])
     async with server.sessions(config) as (_, client):
-        await until(lambda: reason in client.not_ready_because(), "the reason shows")
+        await until(lambda: reason in client.flow.not_ready_because(), "the reason shows")
     await node.stop()
 
 
 async def test_draining_node_gets_no_new_requests(stack: Stack) -> None:
     """It finishes what it has; with no other one the next request is refused."""
     stack.decode[0].drain()
-    await until(lambda: "draining" in stack.client.not_ready_because(), "the proxy is told")
+    await until(lambda: "draining" in stack.client.flow.not_ready_because(), "the proxy is told")
     answer = await stack.http.post("/v1/completions", json=ASK)
     assert answer.status_code == 503
     assert not stack.decode[0].legs

@@ -19,7 +19,9 @@ async def test_requests_wait_here_until_prefill_is_below_its_window(start: Any) 
     prefill, decode = stack.prefill[0], stack.decode[0]
     prefill.set.pause_after_tokens = 0
     asking = [ask(stack, 30) for _ in range(3)]
-    await until(lambda: len(prefill.legs) == 2 and len(stack.client._queue) == 1, "two are sent, one waits")
+    await until(
+        lambda: len(prefill.legs) == 2 and stack.client.flow.num_queued == 1, "two are sent, one waits"
+    )
     assert len(decode.legs) == 2
     prefill.set.go.set()
     answers = await asyncio.gather(*asking)
@@ -41,11 +43,11 @@ async def test_client_that_leaves_the_queue_is_never_sent(start: Any) -> None:
     first = ask(stack, 20)
     await until(lambda: prefill.running, "the first is computed")
     leaver = ask(stack, 21)
-    await until(lambda: len(stack.client._queue) == 1, "the second waits")
+    await until(lambda: stack.client.flow.num_queued == 1, "the second waits")
     last = ask(stack, 22)
-    await until(lambda: len(stack.client._queue) == 2, "the third waits")
+    await until(lambda: stack.client.flow.num_queued == 2, "the third waits")
     leaver.cancel()
-    await until(lambda: len(stack.client._queue) == 1, "the second is gone")
+    await until(lambda: stack.client.flow.num_queued == 1, "the second is gone")
     prefill.set.go.set()
     await asyncio.gather(first, last)
     assert [len(leg.request.prompt_token_ids or ()) for leg in prefill.legs] == [20, 22]

@@ -15,7 +15,7 @@ def test_status_of_each_class_is_what_it_declares(name: str) -> None:
     error = http_errors.to_front_end(cls("Words."), "cmpl-1")
     body = create_error_response(error).error
     assert isinstance(error, VLLMClientError | GracefulHTTPError)
-    assert body.code == cls.http_status
+    assert (body.code, body.type) == (cls.http_status, cls.type)
     assert body.message.startswith("Words.")
 
 

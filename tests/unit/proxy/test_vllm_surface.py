@@ -15,6 +15,7 @@ from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.launchers.launcher import NoSignalServer, validate_api_server_args
+from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
 from vllm.entrypoints.serve.instrumentator import health
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -213,6 +214,7 @@ def test_app_is_built_from_the_launchers() -> None:
     assert "config" in inspect.signature(NoSignalServer).parameters
     assert callable(validate_api_server_args)
     assert callable(validate_parsed_serve_args)
+    assert list(inspect.signature(get_uvicorn_log_config).parameters) == ["args"]
 
 
 def test_middleware_can_be_added_after_the_app_is_built() -> None:

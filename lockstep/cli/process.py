@@ -13,6 +13,7 @@ from lockstep.cli.readiness import ReadinessProbe
 
 _PID_TIMEOUT_S = 30.0
 _KILL_TIMEOUT_S = 10.0
+_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT})
 
 
 class SupervisedProcess:
@@ -84,9 +85,13 @@ class SupervisedProcess:
 
     def failure(self, exit_code: int) -> str:
         """One line for a user: how it ended, what its log says, where the log is."""
+        number = exit_code - 128
+        if number in _FROM_OUTSIDE:
+            # The log cannot know why; its last lines are about something else.
+            return f"{self.spec.role} was ended by {signal.Signals(number).name} (log: {self.log_path})"
         how = f"exited with code {exit_code}"
-        if exit_code > 128 and exit_code - 128 in set(signal.Signals):
-            how = f"was ended by {signal.Signals(exit_code - 128).name}"
+        if number in set(signal.Signals):
+            how = f"was ended by {signal.Signals(number).name}"
         return f"{self.spec.role} {how}{self.log_hint()}"
 
     def log_hint(self) -> str:

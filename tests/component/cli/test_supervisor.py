@@ -92,7 +92,8 @@ def test_dead_service_is_restarted_on_its_port(stack: "Stack", wait_for) -> None
     )
     assert after["pid"] != before["pid"]
     assert answers(port)
-    assert "decode was ended by SIGKILL" in stack.output()
+    log = stack.directory / "state" / "logs" / "decode.log"
+    assert f"decode was ended by SIGKILL (log: {log}); starting it again in 0.1 s" in stack.output()
     assert stack.service_state("proxy")["restarts"] == 0
 
 

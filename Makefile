@@ -16,7 +16,8 @@ STAMP := $(VENV)/.lockstep-setup
 LOCKS := requirements/cpu.lock.txt requirements/dev.lock.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test test-full check bench proto clean
+.PHONY: help setup up test test-full bench proto clean \
+    check check-lint check-format check-types check-imports check-proto
 
 help:  ## This list
 	@sed -nE 's/^([a-z-]+):.*  ## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -38,11 +39,21 @@ test: $(STAMP)  ## Unit, component and system tests, without those that take min
 test-full: $(STAMP)  ## All tests
 	@$(call pytest,)
 
-check: $(STAMP)  ## Lint, format, types, import rules, generated code
+check: check-lint check-format check-types check-imports check-proto  ## Lint, format, types, import rules, generated code
+
+check-lint: $(STAMP)
 	$(BIN)/ruff check .
+
+check-format: $(STAMP)
 	$(BIN)/ruff format --check .
+
+check-types: $(STAMP)
 	$(BIN)/mypy
+
+check-imports: $(STAMP)
 	$(BIN)/lint-imports
+
+check-proto: $(STAMP)
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && $(BIN)/python -m lockstep.rpc.generate "$$fresh" \
 	    && diff -r -x __init__.py -x __pycache__ "$$fresh" lockstep/rpc/generated \
 	    && echo "lockstep/rpc/generated is up to date" \

@@ -94,7 +94,12 @@ class Engine:
 
     async def shutdown(self) -> None:
         """Stop the engine cores and whatever they started; they get vLLM's own shutdown time first."""
-        children = psutil.Process().children(recursive=True)
+        # Python's resource tracker ends with this process, not before it.
+        children = [
+            child
+            for child in psutil.Process().children(recursive=True)
+            if not any("resource_tracker" in argument for argument in child.cmdline())
+        ]
         await asyncio.to_thread(self._client.shutdown)
         await asyncio.to_thread(kill_survivors, children)
 

@@ -38,7 +38,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, reference: list[dict[str, An
 def nothing_left_over(stack: Stack) -> Iterator[None]:
     """After every test the KV blocks of both sides are free again and a plain request works."""
     yield
-    stack.wait_idle()
     body = completion_body([10, 11, 12, 13], max_tokens=4)
     answer = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
+    stack.wait_idle()

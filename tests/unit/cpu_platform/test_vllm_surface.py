@@ -14,6 +14,7 @@ from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentionMetadataBuilder
 from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 from vllm.v1.sample import rejection_sampler
+from vllm.v1.sample.ops import topk_topp_sampler
 from vllm.v1.worker import cpu_worker, dp_utils, gpu_worker, worker_base
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -84,6 +85,12 @@ def test_rejection_random_sample_kernel() -> None:
         "recovered_token_ids",
         "uniform_probs",
     ]
+
+
+def test_top_k_of_no_rows() -> None:
+    """The function that cannot take zero rows is looked up in its module, where ours goes."""
+    assert parameters(topk_topp_sampler.apply_top_k_only) == ["logits", "k"]
+    assert "return apply_top_k_only(logits, k)" in source(topk_topp_sampler.apply_top_k_top_p_pytorch)
 
 
 def test_kernel_registry() -> None:

@@ -45,6 +45,8 @@ class Flight:
     prefill: RankLoad | None = None
     decode: RankLoad | None = None
     queued_s: float = field(default_factory=time.monotonic)
+    arrived_s: float = field(init=False)
+    """Before `queued_s` by what tokenizing took; vLLM notes the arrival on the wall clock."""
     dispatched_s: float = 0.0
     prefill_scheduled_s: float = 0.0
     prefilled_s: float = 0.0
@@ -54,6 +56,9 @@ class Flight:
     """The prompt no longer counts as outstanding on its prefill rank."""
     _prefill_output: EngineCoreOutput | None = None
     _held: list[EngineCoreOutput] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.arrived_s = self.queued_s - max(0.0, time.time() - self.request.arrival_time)
 
     @property
     def request_id(self) -> str:

@@ -15,6 +15,7 @@ from lockstep.rpc.generated import lockstep_pb2 as pb
 from proxy import http_errors, legs
 from proxy.cluster import Cluster
 from proxy.flight import Flight, Phase
+from proxy.metrics import AttemptReason, ProxyMetrics
 from proxy.nodes import Node
 from proxy.routing import RankLoad, Ranks, decode_ranks
 from proxy.session import NodeSession
@@ -32,6 +33,7 @@ class Flow:
     def __init__(self, cluster: Cluster, ranks: Ranks, request_timeout_s: float) -> None:
         self._cluster = cluster
         self._ranks = ranks
+        self.metrics = ProxyMetrics()
         self._request_timeout_s = request_timeout_s
         self._sessions: dict[str, NodeSession] = {}
         self._flights: dict[str, Flight] = {}
@@ -46,6 +48,20 @@ class Flow:
         self.draining = False
         self.paired = asyncio.Event()
         """Set once a prefill and a decode node that fit together are live."""
+
+    @property
+    def cluster(self) -> Cluster:
+        """To be read."""
+        return self._cluster
+
+    @property
+    def ranks(self) -> Ranks:
+        """To be read."""
+        return self._ranks
+
+    def session(self, address: str) -> NodeSession | None:
+        """The open session with a node, if there is one."""
+        return self._sessions.get(address)
 
     def bind(self, fail_request: FailRequest) -> None:
         """Connect the way back for errors; called once, by the front end."""
@@ -64,6 +80,11 @@ class Flow:
     def num_queued(self) -> int:
         """Requests that wait here for a prefill rank below its window."""
         return len(self._queue)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that were started and have not ended, those that wait included."""
+        return len(self._flights)
 
     def start(self, flight: Flight) -> None:
         """Queue a request; whatever goes wrong with it from now on reaches it through `fail_request`."""
@@ -151,6 +172,7 @@ class Flow:
         )
         self._by_leg[flight.leg_id] = flight
         flight.dispatched(prefill, decode)
+        self.metrics.attempted(AttemptReason.FIRST)
         for load, leg in (
             (prefill, legs.prefill_leg(flight.request, flight.leg_id, token)),
             (decode, legs.decode_leg(flight.request, flight.leg_id, peer, token)),
@@ -185,12 +207,15 @@ class Flow:
     def _take(
         self, flight: Flight, address: str, output: EngineCoreOutput, clock_offset_s: float
     ) -> list[EngineCoreOutput]:
+        waited = flight.phase is not Phase.STREAMING
         if _is_at(flight.prefill, address):
             outputs = flight.on_prefill(output, clock_offset_s)
             if flight.phase is not Phase.DISPATCHED:
                 self._release_prefill(flight)
         else:
             outputs = flight.on_decode(output, clock_offset_s)
+        if outputs and waited:
+            self.metrics.first_token(flight.first_token_s - flight.arrived_s)
         if outputs and outputs[-1].finish_reason is not None:
             self._end(flight, str(outputs[-1].finish_reason), abort=False)
         return outputs
@@ -236,6 +261,7 @@ class Flow:
                         session.abort([flight.leg_id])
         if not self._flights:
             self._idle.set()
+        self.metrics.ended(outcome)
         _log(flight, outcome)
         self._queue.pump()
 

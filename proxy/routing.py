@@ -71,6 +71,10 @@ class Ranks:
         """The session with the node ended."""
         self._loads.pop(address, None)
 
+    def of(self, address: str) -> dict[int, RankLoad]:
+        """The ranks of a node whose session is open, by local rank; to be read."""
+        return self._loads.get(address, {})
+
     def report(self, address: str, local_rank: int, num_running: int, num_waiting: int) -> None:
         """Take over a load report; one for a rank that the node did not describe is dropped."""
         load = self._loads.get(address, {}).get(local_rank)

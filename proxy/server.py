@@ -72,7 +72,8 @@ async def sessions(config: ProxyConfig) -> AsyncIterator[tuple[Cluster, ClusterC
     for session in opened:
         session.start()
     try:
-        yield cluster, ClusterClient(flow, ids)
+        with flow.metrics.published(lambda: flow.num_queued):
+            yield cluster, ClusterClient(flow, ids)
     finally:
         await asyncio.gather(*(session.close() for session in opened))
 

@@ -1,0 +1,93 @@
+"""The Prometheus metrics of the proxy; their one definition."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from lockstep.errors import ERROR_CLASSES, ConfigError, LockstepError
+
+OTHER = "other"
+"""Outcomes that this list does not have; the label set stays bounded."""
+
+OUTCOMES = (
+    *("stop", "length", "repetition"),  # vLLM's finish reasons (vllm/v1/engine/__init__.py, FinishReason)
+    *("stop_string", "disconnected"),  # ended by the front end: `Flow.abort`
+    *sorted(set(ERROR_CLASSES) - {LockstepError.__name__, ConfigError.__name__}),
+    OTHER,
+)
+"""How a choice can end."""
+
+# As vLLM's vllm:time_to_first_token_seconds has them, with more steps where an interactive answer lies.
+_TTFT_BUCKETS_S = (
+    *(0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0),
+)
+
+
+class AttemptReason(StrEnum):
+    """Why both legs of a choice were sent."""
+
+    FIRST = "first"
+
+
+class ProxyMetrics:
+    """Counters of one proxy process. Nothing is counted per token: at most once per choice and event."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "lockstep_proxy_requests",
+            "Choices that ended, by how; a request with n > 1 or several prompts is as many choices.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.ttft = Histogram(
+            "lockstep_proxy_ttft_seconds",
+            "From a choice's arrival, before it is tokenized, to its first token passed on to the front end.",
+            buckets=_TTFT_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.attempts = Counter(
+            "lockstep_proxy_attempts",
+            "Pairs of legs sent to a prefill and a decode rank, by why.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.requests_queued = Gauge(
+            "lockstep_proxy_requests_queued",
+            "Choices that wait in the proxy for a prefill rank below its window.",
+            registry=self.registry,
+        )
+        for outcome in OUTCOMES:
+            self.requests.labels(outcome)
+        for reason in AttemptReason:
+            self.attempts.labels(reason)
+
+    def ended(self, outcome: str) -> None:
+        """A choice ended as `Flow._end` names it."""
+        label = outcome.replace(" ", "_")
+        self.requests.labels(label if label in OUTCOMES else OTHER).inc()
+
+    def attempted(self, reason: AttemptReason) -> None:
+        """Both legs of a choice were sent."""
+        self.attempts.labels(reason).inc()
+
+    def first_token(self, ttft_s: float) -> None:
+        """A choice's first token was passed on."""
+        self.ttft.observe(ttft_s)
+
+    @contextlib.contextmanager
+    def published(self, num_queued: Callable[[], int]) -> Iterator[None]:
+        """Show these metrics beside vLLM's, which are in prometheus_client's default registry.
+
+        vLLM's /metrics serves that registry (v1/metrics/prometheus.py::get_prometheus_registry), or, where
+        PROMETHEUS_MULTIPROC_DIR is set, the files that every metric then writes its values to.
+        """
+        self.requests_queued.set_function(num_queued)
+        REGISTRY.register(self.registry)
+        try:
+            yield
+        finally:
+            REGISTRY.unregister(self.registry)

@@ -1,0 +1,43 @@
+"""What the proxy counts, and under which labels."""
+
+from prometheus_client import REGISTRY
+
+from lockstep import metrics
+from proxy.metrics import OUTCOMES, AttemptReason, ProxyMetrics
+
+
+def test_outcomes_have_bounded_labels() -> None:
+    """Each way to end has its label from the start; what is not on the list is counted as "other"."""
+    proxy = ProxyMetrics()
+    for outcome in ("stop", "stop string", "NodeLostError", "something new", "another"):
+        proxy.ended(outcome)
+    counted = metrics.values(proxy.requests)
+    assert {labels for (labels,) in counted} == set(OUTCOMES)
+    assert {labels: n for (labels,), n in counted.items() if n} == {
+        "stop": 1,
+        "stop_string": 1,
+        "NodeLostError": 1,
+        "other": 2,
+    }
+
+
+def test_attempts_and_first_tokens() -> None:
+    """By reason, and with the sum of the seconds."""
+    proxy = ProxyMetrics()
+    for ttft_s in (0.1, 0.3):
+        proxy.attempted(AttemptReason.FIRST)
+        proxy.first_token(ttft_s)
+    assert metrics.values(proxy.attempts) == {("first",): 2}
+    count, total_s = metrics.count_and_sum(proxy.ttft)
+    assert (count, round(total_s, 9)) == (2, 0.4)
+
+
+def test_published_beside_vllms_metrics_and_taken_back() -> None:
+    """In the registry that vLLM serves, the queue as it is when asked; another proxy may follow."""
+    for length in (3, 5):
+        proxy = ProxyMetrics()
+        with proxy.published(lambda length=length: length):
+            proxy.ended("stop")
+            assert REGISTRY.get_sample_value("lockstep_proxy_requests_queued") == length
+            assert REGISTRY.get_sample_value("lockstep_proxy_requests_total", {"outcome": "stop"}) == 1
+        assert REGISTRY.get_sample_value("lockstep_proxy_requests_queued") is None

@@ -59,8 +59,8 @@ check-proto: $(STAMP)
 	    && echo "lockstep/rpc/generated is up to date" \
 	    || { echo "lockstep/rpc/generated does not match lockstep.proto: run 'make proto'"; exit 1; }
 
-bench: $(STAMP)  ## Load a stack that `make up` started (PORT=8000) and print its rates and latencies
-	$(BIN)/python bench/serve.py --base-url http://$(HOST):$(PORT) $(ARGS)
+bench: $(STAMP)  ## Lockstep beside plain vLLM: TTFT, ITL, throughput (ARGS=--quick for one run of each)
+	$(BIN)/python -m bench.serve $(ARGS)
 
 proto: $(STAMP)  ## Regenerate lockstep/rpc/generated from lockstep.proto
 	$(BIN)/python -m lockstep.rpc.generate

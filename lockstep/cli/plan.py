@@ -17,6 +17,10 @@ PROXY_STOP_S = 40.0
 """Time to exit after SIGTERM before SIGKILL: the services' own drain deadline of 30 s and their teardown."""
 
 
+CPU_KV_CACHE_BYTES = 512 * 1024 * 1024
+"""For each engine; 100,000 tokens of pico."""
+
+
 class Role(StrEnum):
     """Also the name of the process in messages and of its log file."""
 
@@ -86,7 +90,7 @@ def plan_stack(
     proxy_url = f"http://{_reachable(options.host)}:{options.port}"
     prefill_grpc = f"{NODE_HOST}:{ports.prefill_grpc}"
     decode_grpc = f"{NODE_HOST}:{ports.decode_grpc}"
-    engine_args = _engine_args(options, machine)
+    engine_args = _engine_args(options, machine, environ)
     node_env = _node_environment(model, machine, environ)
     prefill = ProcessSpec(
         role=Role.PREFILL,
@@ -148,13 +152,16 @@ def _node_args(grpc_port: int, http_port: int, side_channel_port: int) -> tuple[
     )
 
 
-def _engine_args(options: UpOptions, machine: Machine) -> tuple[str, ...]:
+def _engine_args(options: UpOptions, machine: Machine, environ: Mapping[str, str]) -> tuple[str, ...]:
     """vLLM flags that both kinds of node must agree on."""
     dtype = options.dtype or ("float32" if machine.device is Device.CPU else None)
     args: tuple[str, ...] = ("--dtype", dtype) if dtype else ()
     if options.num_speculative_tokens:
         config = {"method": "mtp", "num_speculative_tokens": options.num_speculative_tokens}
         args += ("--speculative-config", json.dumps(config))
+    # vLLM on CPU would take 92 % of the machine's memory for each engine; its variable wins over the flag.
+    if machine.device is Device.CPU and "VLLM_CPU_KVCACHE_SPACE" not in environ:
+        args += ("--kv-cache-memory-bytes", str(CPU_KV_CACHE_BYTES))
     return args
 
 
@@ -172,7 +179,7 @@ def _node_environment(model: Model, machine: Machine, environ: Mapping[str, str]
         return env
     # One process a rank on one thread: what the CPU platform plugin needs to pin ranks to cores of their own.
     forced = {"LOCKSTEP_CPU_PLATFORM": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    return {"VLLM_CPU_KVCACHE_SPACE": "1"} | env | forced
+    return env | forced
 
 
 def _rank_cores(ranks: int, machine: Machine, environ: Mapping[str, str]) -> dict[str, str]:

@@ -46,6 +46,7 @@ def test_prefill_command_line() -> None:
         *("--side-channel-host", "127.0.0.1", "--side-channel-port", "20003"),
         *("--dtype", "float32"),
         *("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2}'),
+        *("--kv-cache-memory-bytes", "536870912"),
     )
 
 
@@ -59,6 +60,7 @@ def test_decode_command_line() -> None:
         *("--data-parallel-size", "2"),
         *("--dtype", "float32"),
         *("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2}'),
+        *("--kv-cache-memory-bytes", "536870912"),
     )
 
 
@@ -129,7 +131,6 @@ def test_cpu_environment_of_nodes() -> None:
         "LOCKSTEP_CPU_PLATFORM": "1",
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
@@ -152,14 +153,15 @@ def test_more_ranks_than_cores() -> None:
 def test_what_the_user_set_wins() -> None:
     """Cache size, runner and cores from the environment are kept."""
     mine = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_USE_V2_MODEL_RUNNER": "1", "LOCKSTEP_CPU_CORES": "7,8"}
-    env = process(plan(environ=mine), "decode").env
-    assert {name: env[name] for name in mine} == mine
+    spec = process(plan(environ=mine), "decode")
+    assert {name: spec.env[name] for name in mine} == mine
+    assert "--kv-cache-memory-bytes" not in spec.argv
 
 
 def test_cuda_leaves_dtype_and_threads_to_vllm() -> None:
     """On CUDA nothing of the CPU set-up is passed."""
     spec = process(plan(machine=CUDA), "decode")
-    assert "--dtype" not in spec.argv
+    assert not {"--dtype", "--kv-cache-memory-bytes"} & set(spec.argv)
     assert not {"LOCKSTEP_CPU_PLATFORM", "LOCKSTEP_CPU_CORES", "OMP_NUM_THREADS"} & set(spec.env)
 
 

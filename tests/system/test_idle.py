@@ -3,7 +3,6 @@
 import time
 
 import psutil
-
 from system.harness import Stack
 
 WINDOW_S = 20.0
@@ -18,7 +17,7 @@ def _cpu_s(processes: list[psutil.Process]) -> float:
     return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
-async def test_idle_stack_uses_little_cpu(stack: Stack) -> None:
+def test_idle_stack_uses_little_cpu(stack: Stack) -> None:
     """All processes together take less than 15 % of one core; stock NIXL alone would take one per engine."""
     stack.wait_idle()
     processes = _processes(stack)
@@ -28,7 +27,7 @@ async def test_idle_stack_uses_little_cpu(stack: Stack) -> None:
     assert used / WINDOW_S < 0.15, [(process.pid, process.name()) for process in processes]
 
 
-async def test_stack_fits_in_7_gb(stack: Stack) -> None:
+def test_stack_fits_in_7_gb(stack: Stack) -> None:
     """Resident memory of all processes together, shared pages counted once for each."""
     resident = {process.pid: process.memory_info().rss for process in _processes(stack)}
     assert sum(resident.values()) < 7e9, resident

@@ -51,6 +51,11 @@ class Node:
     def loads(self) -> list[pb.RankLoad]:
         return self.telemetry.loads()
 
+    def status(self) -> pb.NodeStatus | None:
+        if self.description is None:
+            return None
+        return self.telemetry.status(self.description.instance_id)
+
     def not_ready_because(self) -> str:
         return "" if self.ready else self._phase
 

@@ -1,4 +1,4 @@
-"""The gRPC service of a node: Describe, and the session by which a proxy adds and aborts requests."""
+"""The gRPC service of a node: Describe, Status, and the session by which a proxy adds and aborts requests."""
 
 import asyncio
 import logging
@@ -43,6 +43,8 @@ class NodeState(Protocol):
 
     def loads(self) -> list[pb.RankLoad]: ...
 
+    def status(self) -> pb.NodeStatus | None: ...
+
 
 class NodeService(lockstep_pb2_grpc.NodeServicer):
     """One instance a node; all state of a proxy is in its Session."""
@@ -63,6 +65,15 @@ class NodeService(lockstep_pb2_grpc.NodeServicer):
         answer.CopyFrom(description)
         answer.ready = self._state.ready
         return answer
+
+    async def Status(  # noqa: N802 - the name is the protocol's
+        self, request: pb.StatusRequest, context: grpc.aio.ServicerContext
+    ) -> pb.NodeStatus:
+        status = self._state.status()
+        if status is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the engines are still starting")
+            raise AssertionError("abort raises")
+        return status
 
     async def Session(  # noqa: N802 - the name is the protocol's
         self, frames: AsyncIterator[pb.ProxyFrame], context: grpc.aio.ServicerContext

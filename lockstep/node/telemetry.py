@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 from vllm.v1.engine import EngineCoreOutputs
@@ -11,6 +12,7 @@ from lockstep.node.engine import Engine, RankStatus
 from lockstep.node.kv_telemetry import KVTelemetry
 from lockstep.node.metrics import NodeMetrics
 from lockstep.node.sessions import SessionRegistry
+from lockstep.node.status import rank_status
 from lockstep.rpc.generated import lockstep_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -27,9 +29,22 @@ class Telemetry:
         self._loads: dict[int, pb.RankLoad] = {}
         self._global_ranks: list[int] = []
         self._kv = KVTelemetry(metrics)
+        self._polled_s = 0.0
 
     def loads(self) -> list[pb.RankLoad]:
         return list(self._loads.values())
+
+    def status(self, instance_id: str) -> pb.NodeStatus:
+        """The answer to Status, as of the last poll; there has been one before the node describes itself."""
+        return pb.NodeStatus(
+            instance_id=instance_id,
+            age_s=time.monotonic() - self._polled_s,
+            num_sessions=self._registry.num_sessions,
+            ranks=[
+                rank_status(self._metrics, self._loads.get(local_rank, pb.RankLoad(rank=local_rank)), rank)
+                for local_rank, rank in enumerate(self._global_ranks)
+            ],
+        )
 
     def observe(self, outputs: EngineCoreOutputs) -> pb.RankLoad:
         """Take the load that came with a step, if any did, and return the rank's load."""
@@ -78,6 +93,7 @@ class Telemetry:
                 )
                 self._registry.broadcast(pb.NodeFrame(records=records))
         self._metrics.sessions.set(self._registry.num_sessions)
+        self._polled_s = time.monotonic()
 
     def _count(self, rank: str, status: RankStatus) -> None:
         self._metrics.requests_running.labels(rank).set(status.num_running)

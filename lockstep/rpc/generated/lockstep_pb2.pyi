@@ -225,3 +225,79 @@ class Draining(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     deadline_s: float
     def __init__(self, deadline_s: _Optional[float] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NodeStatus(_message.Message):
+    __slots__ = ("instance_id", "age_s", "num_sessions", "ranks")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    age_s: float
+    num_sessions: int
+    ranks: _containers.RepeatedCompositeFieldContainer[RankStatus]
+    def __init__(self, instance_id: _Optional[str] = ..., age_s: _Optional[float] = ..., num_sessions: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ...) -> None: ...
+
+class RankStatus(_message.Message):
+    __slots__ = ("global_rank", "load", "steps", "step_records_dropped", "draft_tokens", "accepted_tokens", "kv")
+    GLOBAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEP_RECORDS_DROPPED_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_FIELD_NUMBER: _ClassVar[int]
+    global_rank: int
+    load: RankLoad
+    steps: _containers.RepeatedCompositeFieldContainer[StepCount]
+    step_records_dropped: int
+    draft_tokens: int
+    accepted_tokens: int
+    kv: KVStatus
+    def __init__(self, global_rank: _Optional[int] = ..., load: _Optional[_Union[RankLoad, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[StepCount, _Mapping]]] = ..., step_records_dropped: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., kv: _Optional[_Union[KVStatus, _Mapping]] = ...) -> None: ...
+
+class StepCount(_message.Message):
+    __slots__ = ("mode", "cause", "count")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    cause: str
+    count: int
+    def __init__(self, mode: _Optional[str] = ..., cause: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
+class KVStatus(_message.Message):
+    __slots__ = ("pushed_requests", "pushed_blocks", "pushed_bytes", "received_requests", "received_blocks", "events", "bytes_per_block", "quarantined_blocks", "quarantined_requests")
+    PUSHED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PUSHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PUSHED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    pushed_requests: int
+    pushed_blocks: int
+    pushed_bytes: int
+    received_requests: int
+    received_blocks: int
+    events: _containers.RepeatedCompositeFieldContainer[KVEvent]
+    bytes_per_block: int
+    quarantined_blocks: int
+    quarantined_requests: int
+    def __init__(self, pushed_requests: _Optional[int] = ..., pushed_blocks: _Optional[int] = ..., pushed_bytes: _Optional[int] = ..., received_requests: _Optional[int] = ..., received_blocks: _Optional[int] = ..., events: _Optional[_Iterable[_Union[KVEvent, _Mapping]]] = ..., bytes_per_block: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., quarantined_requests: _Optional[int] = ...) -> None: ...
+
+class KVEvent(_message.Message):
+    __slots__ = ("kind", "reason", "count")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    reason: str
+    count: int
+    def __init__(self, kind: _Optional[str] = ..., reason: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...

@@ -44,6 +44,11 @@ class NodeStub:
                 request_serializer=lockstep__pb2.ProxyFrame.SerializeToString,
                 response_deserializer=lockstep__pb2.NodeFrame.FromString,
                 _registered_method=True)
+        self.Status = channel.unary_unary(
+                '/lockstep.v1.Node/Status',
+                request_serializer=lockstep__pb2.StatusRequest.SerializeToString,
+                response_deserializer=lockstep__pb2.NodeStatus.FromString,
+                _registered_method=True)
 
 
 class NodeServicer:
@@ -64,6 +69,14 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Status(self, request, context):
+        """What the node has done since its process started. Answers from what it last read of the engines (at most a
+        second ago unless they are slow), so asking costs the engines nothing. UNAVAILABLE until they are up.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +89,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=lockstep__pb2.ProxyFrame.FromString,
                     response_serializer=lockstep__pb2.NodeFrame.SerializeToString,
+            ),
+            'Status': grpc.unary_unary_rpc_method_handler(
+                    servicer.Status,
+                    request_deserializer=lockstep__pb2.StatusRequest.FromString,
+                    response_serializer=lockstep__pb2.NodeStatus.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +150,33 @@ class Node:
             '/lockstep.v1.Node/Session',
             lockstep__pb2.ProxyFrame.SerializeToString,
             lockstep__pb2.NodeFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Status(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lockstep.v1.Node/Status',
+            lockstep__pb2.StatusRequest.SerializeToString,
+            lockstep__pb2.NodeStatus.FromString,
             options,
             channel_credentials,
             insecure,

@@ -15,8 +15,11 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreReques
 from kv_transfer.params import new_token, prefill_leg_params
 from lockstep.errors import ConfigError
 from lockstep.health import bind
+from lockstep.node.engine import RankStatus
+from lockstep.node.metrics import NodeMetrics
 from lockstep.node.server import SERVICE_NAME, NodeService, start_server
 from lockstep.node.sessions import SessionRegistry
+from lockstep.node.telemetry import Telemetry
 from lockstep.rpc import codec
 from lockstep.rpc.channel import PROTOCOL_VERSION, connect
 from lockstep.rpc.generated import lockstep_pb2 as pb
@@ -25,6 +28,7 @@ from prefill_node.service import ROLE
 
 HELLO = pb.ProxyFrame(hello=pb.Hello(protocol_version=PROTOCOL_VERSION, proxy_id="p1"))
 DEADLINE_S = 20.0
+IDLE = RankStatus(0, 0, 0.0, [], 0, {})
 
 
 class EngineCores:
@@ -37,6 +41,13 @@ class EngineCores:
         self.added: list[tuple[str, int]] = []
         self.aborted: list[str] = []
         self.abandoned: list[str] = []
+        self.answers: list[RankStatus] = [IDLE, IDLE]
+        self.polls = 0
+        self.global_ranks = [0, 1]
+
+    async def status(self) -> list[RankStatus]:
+        self.polls += 1
+        return self.answers
 
     async def add(self, request: EngineCoreRequest, local_rank: int) -> None:
         self.added.append((request.request_id, local_rank))
@@ -56,9 +67,14 @@ class State:
         self.description: pb.NodeDescription | None = pb.NodeDescription(instance_id="i1", block_size=128)
         self.ready = True
         self.draining = False
+        self.metrics = NodeMetrics()
+        self.telemetry = Telemetry(self.metrics, SessionRegistry())
 
     def loads(self) -> list[pb.RankLoad]:
         return [pb.RankLoad(rank=0), pb.RankLoad(rank=1, num_running=3)]
+
+    def status(self) -> pb.NodeStatus | None:
+        return None if self.description is None else self.telemetry.status(self.description.instance_id)
 
 
 class Running:
@@ -249,6 +265,31 @@ async def test_describe_answers_before_ready_and_says_so(node: Running) -> None:
     node.state.description = None
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await node.stub.Describe(pb.DescribeRequest(), timeout=DEADLINE_S)
+    assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_status_tells_what_was_read_of_the_engines(node: Running) -> None:
+    """Totals by rank; asking again counts nothing twice, and no engine core is asked."""
+    step = [0, "NONE", 1, 1, 1, 1, False, "short_row"]
+    node.state.engine.answers = [RankStatus(1, 2, 0.5, [step], 0, {"pushed_bytes": 640}), IDLE]
+    await node.state.telemetry.poll(node.state.engine)
+    for _ in range(2):
+        status = await node.stub.Status(pb.StatusRequest(), timeout=DEADLINE_S)
+    assert node.state.engine.polls == 1
+    assert status.instance_id == "i1"
+    assert [rank.global_rank for rank in status.ranks] == [0, 1]
+    busy = status.ranks[0]
+    assert (busy.load.num_running, busy.load.num_waiting, busy.load.kv_cache_usage) == (1, 2, 0.5)
+    assert list(busy.steps) == [pb.StepCount(mode="NONE", cause="short_row", count=1)]
+    assert busy.kv.pushed_bytes == 640
+    assert not status.ranks[1].steps
+
+
+async def test_status_is_unavailable_while_the_engines_start(node: Running) -> None:
+    """As Describe is."""
+    node.state.description = None
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await node.stub.Status(pb.StatusRequest(), timeout=DEADLINE_S)
     assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
 
 

@@ -1,0 +1,122 @@
+"""What a node counts of its engines, and that Status tells the same as the metrics."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.spec_decode.metrics import SpecDecodingStats
+
+from lockstep.node.engine import RankStatus
+from lockstep.node.metrics import NodeMetrics
+from lockstep.node.sessions import ProxySession, SessionRegistry
+from lockstep.node.telemetry import Telemetry
+from lockstep.rpc.generated import lockstep_pb2 as pb
+
+FULL = [0, "FULL", 3, 1, 3, 3, False, ""]
+IDLE = [1, "FULL", 3, 1, 3, 3, True, ""]
+BROKEN = [2, "NONE", 1, 1, 1, 1, False, "short_row"]
+
+KV = {
+    "pushed_requests": 2,
+    "pushed_blocks": 5,
+    "pushed_bytes": 5120,
+    "received_requests": 1,
+    "received_blocks": 4,
+    "late_notices": 1,
+    "malformed_notices": 0,
+    "failed": {"deadline": 3},
+    "kv_bytes_per_block": 1024,
+    "quarantined_blocks": 6,
+    "quarantined_requests": 2,
+}
+
+
+@dataclass
+class Engines:
+    """The two ranks 2 and 3 of a group, as the second node of it sees them."""
+
+    answers: list[list[RankStatus]]
+    global_ranks: list[int] = field(default_factory=lambda: [2, 3])
+
+    async def status(self) -> list[RankStatus]:
+        return self.answers.pop(0)
+
+
+def says(
+    steps: list[list[Any]], dropped: int = 0, running: int = 0, kv: dict[str, Any] | None = None
+) -> RankStatus:
+    return RankStatus(running, 0, running / 4, steps, dropped, kv or {})
+
+
+async def polled(*answers: list[RankStatus]) -> Telemetry:
+    telemetry = Telemetry(NodeMetrics(), SessionRegistry())
+    engines: Any = Engines(list(answers))
+    while engines.answers:
+        await telemetry.poll(engines)
+    return telemetry
+
+
+async def test_steps_add_up_by_mode_and_cause() -> None:
+    """Over all polls, each rank on its own, by global rank."""
+    status = (
+        await polled(
+            [says([FULL, FULL, BROKEN], dropped=2), says([FULL])], [says([FULL, IDLE], dropped=1), says([])]
+        )
+    ).status("i1")
+    assert status.instance_id == "i1"
+    assert [rank.global_rank for rank in status.ranks] == [2, 3]
+    counts = [{(step.mode, step.cause): step.count for step in rank.steps} for rank in status.ranks]
+    assert counts == [{("FULL", ""): 4, ("NONE", "short_row"): 1}, {("FULL", ""): 1}]
+    assert [rank.step_records_dropped for rank in status.ranks] == [3, 0]
+
+
+async def test_load_is_that_of_the_last_poll_and_its_age_is_told() -> None:
+    """A load is no total."""
+    status = (await polled([says([], running=3), says([])], [says([], running=1), says([])])).status("i1")
+    assert status.ranks[0].load == pb.RankLoad(rank=0, num_running=1, kv_cache_usage=0.25)
+    assert status.ranks[1].load == pb.RankLoad(rank=1)
+    assert 0 <= status.age_s < 60
+
+
+async def test_kv_counters_become_fields_and_events() -> None:
+    """Plain totals and gauges have fields; what has a reason or went wrong is an event, if it happened."""
+    kv = (
+        await polled([says([], kv=KV | {"pushed_bytes": 1}), says([])], [says([], kv=KV), says([])])
+    ).status("i")
+    assert kv.ranks[0].kv == pb.KVStatus(
+        pushed_requests=2,
+        pushed_blocks=5,
+        pushed_bytes=5120,
+        received_requests=1,
+        received_blocks=4,
+        events=[
+            pb.KVEvent(kind="failed", reason="deadline", count=3),
+            pb.KVEvent(kind="late_notices", reason="", count=1),
+        ],
+        bytes_per_block=1024,
+        quarantined_blocks=6,
+        quarantined_requests=2,
+    )
+    assert kv.ranks[1].kv == pb.KVStatus()
+
+
+async def test_drafts_are_counted_as_the_steps_come() -> None:
+    """By the global rank that the outputs carry."""
+    telemetry = await polled([says([]), says([])])
+    drafts = SpecDecodingStats.new(2)
+    drafts.observe_draft(num_draft_tokens=2, num_accepted_tokens=1)
+    outputs = EngineCoreOutputs(engine_index=3, scheduler_stats=SchedulerStats(spec_decoding_stats=drafts))
+    for _ in range(2):
+        telemetry.observe(outputs)
+    counted = [(rank.draft_tokens, rank.accepted_tokens) for rank in telemetry.status("i1").ranks]
+    assert counted == [(0, 0), (4, 2)]
+
+
+async def test_sessions_are_those_open_now() -> None:
+    """Not those of the last poll."""
+    registry = SessionRegistry()
+    telemetry = Telemetry(NodeMetrics(), registry)
+    registry.open(ProxySession("p1"))
+    registry.open(ProxySession("p2"))
+    assert telemetry.status("i1").num_sessions == 2

@@ -16,6 +16,7 @@ from lockstep.errors import DrainingError, InvalidRequestError, LockstepError
 from proxy import http_errors
 from proxy.engine_core_client import ClusterClient
 from proxy.legs import KV_TRANSFER_PARAMS
+from proxy.rank_header import requested_rank
 
 
 class FrontEnd(AsyncLLM):
@@ -40,7 +41,9 @@ class FrontEnd(AsyncLLM):
             self._refuse(params)
         except LockstepError as error:
             raise http_errors.to_front_end(error, request_id) from error
-        if kwargs.get("data_parallel_rank") is not None:
+        if kwargs.get("data_parallel_rank") is None:
+            kwargs["data_parallel_rank"] = requested_rank.get()
+        if kwargs["data_parallel_rank"] is not None:
             # vLLM checks the number against this (input_processor.py:392); the ranks come and go.
             self.vllm_config.parallel_config.data_parallel_size = max(1, self._client.flow.num_decode_ranks)
         return await super().add_request(request_id, prompt, params, **kwargs)

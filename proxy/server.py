@@ -22,7 +22,7 @@ from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
 
 from lockstep.errors import UnavailableError
 from lockstep.health import bind
-from proxy import vllm_config
+from proxy import status, vllm_config
 from proxy.cluster import Cluster
 from proxy.config import ProxyConfig
 from proxy.engine_core_client import ClusterClient
@@ -31,8 +31,10 @@ from proxy.flow import Flow
 from proxy.front_end import FrontEnd
 from proxy.ids import LegIds
 from proxy.nodes import Node, Role
+from proxy.rank_header import RankHeader
 from proxy.routing import Ranks
 from proxy.session import NodeSession
+from proxy.unserved_routes import add_unserved
 
 logger = logging.getLogger(__name__)
 
@@ -99,10 +101,16 @@ async def build(args: Namespace, client: ClusterClient, pair: tuple[Node, Node])
     tasks = await front_end.get_supported_tasks()
     app = build_app(args, tasks, front_end.model_config)
     # Innermost, so that vLLM's request metrics count the status that the client gets.
-    app.user_middleware.append(Middleware(FirstByteGate))
+    app.user_middleware += [
+        Middleware(RankHeader, num_ranks=lambda: client.flow.num_decode_ranks),
+        Middleware(FirstByteGate),
+    ]
     # vLLM's SageMaker bootstrap has built the stack already; Starlette builds it anew at the first call.
     app.middleware_stack = None
     _add_health(app, client)
+    served = status.Served(args.served_model_name, front_end.model_config.max_model_len)
+    status.add_route(app, client.flow, served)
+    add_unserved(app)
     await init_app_state(front_end, app.state, args, tasks)
     return front_end, app
 

@@ -1,4 +1,4 @@
-"""What the front end adds around generation: parsers, the rank header, routes of models that are not there."""
+"""What the front end adds around generation: parsers, the rank header, routes that are not there."""
 
 import json
 from typing import Any

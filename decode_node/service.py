@@ -2,13 +2,14 @@
 
 from vllm.config import CUDAGraphMode, KVTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
 from vllm.v1.engine import EngineCoreRequest
 
 from decode_node.limits import capture_sizes, check_lockstep, served_context_limit
 from kv_transfer import config as kv_config
 from kv_transfer import params
 from lockstep.errors import WrongLegError
-from lockstep.node import flags
+from lockstep.node import cpu_environment, flags
 from lockstep.node.config import NodeConfig
 from lockstep.node.role import Role, kv_transfer_params
 
@@ -25,6 +26,8 @@ def apply_flags(args: AsyncEngineArgs, config: NodeConfig) -> None:
     )
     flags.set_owned(args, "kv_transfer_config", KVTransferConfig(**transfer))
     flags.set_owned(args, "worker_extension_cls", kv_config.WORKER_EXTENSION_CLASS)
+    if current_platform.is_cpu():
+        cpu_environment.assign_cores(args.data_parallel_size_local or args.data_parallel_size)
     if args.max_num_seqs is None:
         args.max_num_seqs = DEFAULT_MAX_NUM_SEQS
     num_speculative_tokens = (args.speculative_config or {}).get("num_speculative_tokens") or 0

@@ -12,6 +12,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.network_utils import get_ip
 
+from lockstep import health
 from lockstep.errors import ConfigError
 from lockstep.node.config import NodeConfig
 from lockstep.node.role import Role
@@ -43,7 +44,23 @@ def create_vllm_config(role: Role, config: NodeConfig, args: AsyncEngineArgs) ->
     with _vllm_errors():
         vllm_config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
     role.check_config(vllm_config)
+    parallel = vllm_config.parallel_config
+    check_side_channel_ports(parallel.data_parallel_rank, parallel.data_parallel_size_local)
     return vllm_config
+
+
+def check_side_channel_ports(first_rank: int, num_local_ranks: int) -> None:
+    """Refuse ports that cannot be bound: vLLM binds them in a thread of the engine and would wait for ever.
+
+    Each rank's port is the base plus its data-parallel index (vLLM nixl/base_scheduler.py:76). Raises
+    ConfigError.
+    """
+    host = os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"]
+    base = int(os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"])
+    for rank in range(first_rank, first_rank + num_local_ranks):
+        if base + rank > 65535:
+            raise ConfigError(f"--side-channel-port: {base} plus data-parallel index {rank} is above 65535")
+        health.bind(host, base + rank, f"--side-channel-host, --side-channel-port (rank {rank})").close()
 
 
 @contextlib.contextmanager

@@ -4,9 +4,27 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from lockstep.status import NodeState
 from proxy.nodes import CompatibilityKey, Node, Role
 
 logger = logging.getLogger(__name__)
+
+
+REFUSED = "refused: "
+"""Begins the reason of a node that answers but cannot be used as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One address of the flags and what is behind it, for people."""
+
+    address: str
+    role: Role
+    state: NodeState
+    reason: str
+    """Empty for a live node."""
+    node: Node | None
+    """As last described."""
 
 
 @dataclass(slots=True)
@@ -68,6 +86,22 @@ class Cluster:
             return ""
         states = (f"{e.role} {a}: {e.refusal or self._aside(e) or e.state}" for a, e in self._entries.items())
         return "; ".join(states)
+
+    def listed(self) -> list[Listed]:
+        """All addresses, in the order of the flags."""
+        return [
+            Listed(address, entry.role, *self._state(entry), entry.node)
+            for address, entry in self._entries.items()
+        ]
+
+    def _state(self, entry: _Entry) -> tuple[NodeState, str]:
+        if not entry.live:
+            refused = entry.state.startswith(REFUSED)
+            return ("refused" if refused else "away"), entry.state.removeprefix(REFUSED)
+        if entry.refusal:
+            return "refused", entry.refusal
+        aside = self._aside(entry)
+        return ("aside" if aside else "live"), aside
 
     def _of_served_key(self, role: Role) -> Iterator[tuple[Node, bool]]:
         for entry in self._entries.values():

@@ -12,6 +12,7 @@ import grpc.aio
 from lockstep.rpc.channel import PROTOCOL_VERSION, connect
 from lockstep.rpc.generated import lockstep_pb2 as pb
 from lockstep.rpc.generated.lockstep_pb2_grpc import NodeStub
+from proxy.cluster import REFUSED
 from proxy.nodes import Node, Role, from_description
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class NodeSession:
         self._outgoing: asyncio.Queue[pb.ProxyFrame | None] | None = None
         self._last_reason = ""
         self._task: asyncio.Task[None] | None = None
+        self._stub: NodeStub | None = None
 
     def start(self) -> None:
         """Begin connecting in the background."""
@@ -73,13 +75,19 @@ class NodeSession:
         """Abort legs; the node ignores ids that it does not have (any more)."""
         self._put(pb.ProxyFrame(abort=pb.AbortRequests(request_ids=request_ids)))
 
+    async def status(self, timeout_s: float) -> pb.NodeStatus:
+        """What the node has done so far. Raises AioRpcError; call it only on a session that was up."""
+        assert self._stub is not None
+        status: pb.NodeStatus = await self._stub.Status(pb.StatusRequest(), timeout=timeout_s)
+        return status
+
     def _put(self, frame: pb.ProxyFrame) -> None:
         if self._outgoing is not None:
             self._outgoing.put_nowait(frame)
 
     async def _run(self) -> None:
         async with connect(self.address) as channel:
-            stub = NodeStub(channel)
+            self._stub = stub = NodeStub(channel)
             wait_s = _BACKOFF_FIRST_S
             while True:
                 opened = False
@@ -108,9 +116,9 @@ class NodeSession:
         try:
             node = from_description(self.address, description)
         except ValueError as error:
-            raise _NotReadyError(f"refused: {error}") from error
+            raise _NotReadyError(f"{REFUSED}{error}") from error
         if node.role != self._role:
-            raise _NotReadyError(f"refused: it is a {node.role} node, but listed under --{self._role}")
+            raise _NotReadyError(f"{REFUSED}it is a {node.role} node, but listed under --{self._role}")
         if not description.ready:
             raise _NotReadyError("it is warming up")
         return node

@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import grpc.aio
 import numpy as np
@@ -73,6 +73,7 @@ class Behaviour:
     pause_after_tokens: int | None = None
     go: asyncio.Event = field(default_factory=asyncio.Event)
     ready: bool = True
+    status_never: bool = False
 
 
 class FakeNode(lockstep_pb2_grpc.NodeServicer):
@@ -99,6 +100,7 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
         self.sessions: list[asyncio.Queue[pb.NodeFrame]] = []
         self.port = 0
         self.starts = 0
+        self.status: dict[str, Any] = {}
         self._server: grpc.aio.Server | None = None
 
     @property
@@ -172,6 +174,13 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
         self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> pb.NodeDescription:
         return self.description()
+
+    async def Status(  # noqa: N802 - the protocol's name
+        self, request: pb.StatusRequest, context: grpc.aio.ServicerContext
+    ) -> pb.NodeStatus:
+        if self.set.status_never:
+            await asyncio.Event().wait()
+        return pb.NodeStatus(instance_id=self.description().instance_id, age_s=0.5, **self.status)
 
     async def Session(  # noqa: N802 - the protocol's name
         self, frames: AsyncIterator[pb.ProxyFrame], context: grpc.aio.ServicerContext

@@ -1,17 +1,17 @@
 """A service as `lockstep up` sees one: /readyz over HTTP, signals, an exit code, a child like an engine core.
 
-fake_service.py PORT [--ready-after-s S] [--fail LINE] [--ignore-sigterm] [--child] [--die-when-ready]
+fake_service.py PORT [--ready-after-polls N] [--fail LINE] [--ignore-sigterm] [--child] [--die-when-ready]
                 [--stop-log FILE]
 """
 
 import argparse
+import itertools
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def main() -> None:
     """Serve until told otherwise."""
     parser = argparse.ArgumentParser()
     parser.add_argument("port", type=int)
-    parser.add_argument("--ready-after-s", type=float, default=0.0)
+    parser.add_argument("--ready-after-polls", type=int, default=0)
     parser.add_argument("--fail", default="")
     parser.add_argument("--ignore-sigterm", action="store_true")
     parser.add_argument("--child", action="store_true")
@@ -45,15 +45,19 @@ def main() -> None:
             os._exit(0)
 
     signal.signal(signal.SIGTERM, on_sigterm)
-    serve(args.port, time.monotonic() + args.ready_after_s, args.die_when_ready)
+    serve(args.port, args.ready_after_polls, args.die_when_ready)
 
 
-def serve(port: int, ready_at_s: float, die_when_ready: bool) -> None:
-    """Answer /readyz: 503 with a reason until `ready_at_s`, then 200, and exit after that if told to."""
+def serve(port: int, not_ready_polls: int, die_when_ready: bool) -> None:
+    """Answer /readyz: 503 with a reason so many times, then 200, and exit after that if told to.
+
+    Counted, not timed: on a busy machine a second may pass before anybody asks.
+    """
+    polls = itertools.count()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            ready = self.path == "/readyz" and time.monotonic() >= ready_at_s
+            ready = self.path == "/readyz" and next(polls) >= not_ready_polls
             body = json.dumps({"status": "ready"} if ready else {"reason": "warming up"}).encode()
             self.send_response(200 if ready else 503)
             self.end_headers()

@@ -34,7 +34,7 @@ def alive(pid: int) -> bool:
 def test_ready_stack_says_where_it_is(stack: "Stack") -> None:
     """Once all are ready, a URL and a curl command are printed and state.json describes each process."""
     proxy_port = stack.add("proxy")
-    node_port = stack.add("decode", "--ready-after-s", "1")
+    node_port = stack.add("decode", "--ready-after-polls", "2")
     stack.start()
     stack.wait_ready()
     assert answers(proxy_port)
@@ -49,7 +49,7 @@ def test_ready_stack_says_where_it_is(stack: "Stack") -> None:
 
 def test_reason_for_not_being_ready_is_shown(stack: "Stack") -> None:
     """What /readyz answers while a service starts is on the display."""
-    stack.add("decode", "--ready-after-s", "1")
+    stack.add("decode", "--ready-after-polls", "2")
     stack.start()
     stack.wait_ready()
     lines = [line.strip() for line in stack.output().splitlines()]
@@ -71,7 +71,7 @@ def test_failed_start_is_one_clear_line(stack: "Stack") -> None:
 
 def test_start_that_takes_too_long_is_a_failure(stack: "Stack") -> None:
     """The line says how long was waited and what the service was waiting for."""
-    stack.add("decode", "--ready-after-s", "600")
+    stack.add("decode", "--ready-after-polls", "100000")
     stack.start(startup_timeout_s=8.0)
     assert stack.wait_exit() == 1
     assert "lockstep up: decode was not ready after 8 s (warming up)" in stack.output()
@@ -174,7 +174,7 @@ def test_second_ctrl_c_kills_at_once(stack: "Stack", wait_for) -> None:  # type:
 
 def test_ctrl_c_during_the_start(stack: "Stack", wait_for) -> None:  # type: ignore[no-untyped-def]
     """A stack that was never ready is stopped as well, with a code that says it was interrupted."""
-    stack.add("decode", "--ready-after-s", "600", "--child")
+    stack.add("decode", "--ready-after-polls", "100000", "--child")
     stack.start()
     wait_for("the start", lambda: "warming up" in stack.output())
     stack.signal(signal.SIGINT)

@@ -1,10 +1,12 @@
 """vLLM's AsyncLLM over our engine-core client: the seam where its front end meets the cluster."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.exceptions import VLLMError
+from vllm.outputs import RequestOutput
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import async_llm
@@ -15,6 +17,7 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 from lockstep.errors import DrainingError, InvalidRequestError, LockstepError
 from proxy import http_errors
 from proxy.engine_core_client import ClusterClient
+from proxy.first_byte import failure
 from proxy.legs import KV_TRANSFER_PARAMS
 from proxy.rank_header import requested_rank
 
@@ -48,6 +51,16 @@ class FrontEnd(AsyncLLM):
             self.vllm_config.parallel_config.data_parallel_size = max(1, self._client.flow.num_decode_ranks)
         return await super().add_request(request_id, prompt, params, **kwargs)
 
+    async def generate(self, *args: Any, **kwargs: Any) -> AsyncGenerator[RequestOutput, None]:
+        """Keep the error that a request ends with for the gate: not all of vLLM's streams pass it on."""
+        async with contextlib.aclosing(super().generate(*args, **kwargs)) as outputs:
+            try:
+                async for output in outputs:
+                    yield output
+            except VLLMError as error:
+                failure.get().body = http_errors.body(error)
+                raise
+
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """Called for a client that left; a stop string's abort does not come through here."""
         with self._client.ending_as("disconnected"):
@@ -60,11 +73,20 @@ class FrontEnd(AsyncLLM):
         await super().check_health()
 
     def _refuse(self, params: SamplingParams | PoolingParams) -> None:
-        """The hand-off between nodes is ours: a client could otherwise point a node at any address."""
-        if isinstance(params, SamplingParams) and KV_TRANSFER_PARAMS in (params.extra_args or {}):
-            raise InvalidRequestError(
-                f"{KV_TRANSFER_PARAMS} is not accepted from clients.", KV_TRANSFER_PARAMS
-            )
+        """The hand-off between nodes is ours: a client could otherwise point a node at any address.
+
+        Chosen ids' logprobs end vLLM's engine when it speculates: its rejection sampler asks for whole rows
+        of logits and gets these ids' only (v1/sample/rejection_sampler.py:235 of 0.32, on any device).
+        """
+        if isinstance(params, SamplingParams):
+            if KV_TRANSFER_PARAMS in (params.extra_args or {}):
+                raise InvalidRequestError(
+                    f"{KV_TRANSFER_PARAMS} is not accepted from clients.", KV_TRANSFER_PARAMS
+                )
+            if params.logprob_token_ids and self.vllm_config.speculative_config is not None:
+                raise InvalidRequestError(
+                    "logprob_token_ids is not supported with speculative decoding.", "logprob_token_ids"
+                )
         if self._client.flow.draining:
             raise DrainingError("The service is shutting down.")
 

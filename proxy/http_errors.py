@@ -1,7 +1,9 @@
 """The one place where Lockstep's errors become what vLLM's front end makes a status, body or SSE event of."""
 
 from http import HTTPStatus
+from typing import Any
 
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import GracefulHTTPError, VLLMError, VLLMValidationError
 
 from lockstep.errors import ERROR_CLASSES, InternalError, InvalidRequestError, LockstepError, WrongLegError
@@ -30,6 +32,12 @@ def from_node(code: str, message: str) -> LockstepError:
     if cls in (LockstepError, InternalError, WrongLegError):
         return _internal()
     return cls(message)
+
+
+def body(error: VLLMError) -> dict[str, Any]:
+    """The body that vLLM's front end makes of an error."""
+    response: dict[str, Any] = create_error_response(error).model_dump()
+    return response
 
 
 def _internal() -> InternalError:

@@ -7,6 +7,7 @@ import pytest
 from component.proxy.conftest import Start
 from component.proxy.stack import Stack, events
 
+from lockstep.errors import NoDecodeNodeError
 from proxy import unserved_routes
 
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</tool_call>'
@@ -93,3 +94,65 @@ async def test_pooling_routes_say_why_they_are_not_there(stack: Stack, path: str
     assert (answer.status_code, error["code"], error["type"]) == (404, 404, "Not Found")
     assert path in error["message"]
     assert "generates text" in error["message"]
+
+
+async def test_chosen_ids_logprobs_are_refused(stack: Stack) -> None:
+    """They end vLLM's engine when it speculates, so they reach no node, whatever the route."""
+    ask = {"model": "pico", "max_tokens": 4, "logprobs": 2, "logprob_token_ids": [5, 6]}
+    for stream in (False, True):
+        for path, extra in (
+            ("/v1/completions", {"prompt": "The cat"}),
+            ("/v1/chat/completions", {**_chat("The cat"), "logprobs": True, "top_logprobs": 2}),
+        ):
+            answer = await stack.http.post(path, json={**ask, **extra, "stream": stream})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logprob_token_ids")
+    assert not stack.prefill[0].legs
+    assert not stack.decode[0].legs
+
+
+STREAMS = [
+    ("/v1/responses", {"input": "The cat sat.", "max_output_tokens": 20}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "The cat."}], "max_tokens": 20}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), STREAMS)
+async def test_stream_that_fails_before_its_first_token_has_a_status(
+    stack: Stack, path: str, body: dict[str, Any]
+) -> None:
+    """The same status and body as without streaming, though vLLM began to answer with a 200."""
+    answers = []
+    for stream in (False, True):
+        stack.decode[0].set.fail_first = 1
+        stack.decode[0].set.fail_with = NoDecodeNodeError("No decode node is ready.")
+        answers.append(await stack.http.post(path, json={**body, "model": "pico", "stream": stream}))
+    plain, streamed = (answer.json()["error"] for answer in answers)
+    assert [answer.status_code for answer in answers] == [503, 503]
+    assert streamed["message"].startswith("No decode node is ready.")
+    assert {**plain, "message": ""} == {**streamed, "message": ""}
+
+
+@pytest.mark.parametrize(("path", "body"), STREAMS)
+async def test_stream_that_fails_later_ends_with_the_error(
+    stack: Stack, path: str, body: dict[str, Any]
+) -> None:
+    """As an event of the route's own kind, with the cause's message, and as the last one."""
+    stack.decode[0].set.pause_after_tokens = 3
+    lines = []
+    async with stack.http.stream("POST", path, json={**body, "model": "pico", "stream": True}) as answer:
+        assert answer.status_code == 200
+        async for line in answer.aiter_lines():
+            lines.append(line)
+            if '"The c' in line:
+                await stack.decode[0].stop()
+    kind, data = [line for line in lines if line][-2:]
+    event = json.loads(data.removeprefix("data: "))
+    assert (kind, event["type"]) == ("event: error", "error")
+    assert event.get("error", event)["message"].startswith("A node that held the request went away.")
+    if path == "/v1/responses":
+        numbers = [
+            json.loads(line.removeprefix("data: "))["sequence_number"]
+            for line in lines
+            if line.startswith("data: ")
+        ]
+        assert numbers == list(range(len(numbers)))

@@ -10,8 +10,9 @@ from rich.console import Console
 from lockstep.cli.machine import Device
 from lockstep.cli.passthrough import PassThrough, become
 from lockstep.cli.plan import Role, UpOptions
+from lockstep.cli.status import console, fetch, show
 from lockstep.cli.up import UpCommand, run_up
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, LockstepError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -112,6 +113,28 @@ def decode(ctx: typer.Context) -> None:
 def proxy(ctx: typer.Context) -> None:
     """Run the proxy: the OpenAI endpoint in front of prefill and decode nodes."""
     become(Role.PROXY, ctx.args)
+
+
+@app.command(
+    epilog="Examples:\n\n  lockstep status\n\n  lockstep status --url http://proxy:8000 --json | jq .nodes"
+)
+def status(
+    url: Annotated[str, typer.Option(help="Where the proxy listens.")] = "http://127.0.0.1:8000",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the proxy's answer as it is; docs/metrics.md describes it.")
+    ] = False,
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds the proxy has to answer.")] = 10.0,
+) -> None:
+    """Show a running proxy and its nodes: ranks, load, steps by graph mode and cause, KV moved."""
+    try:
+        body = fetch(url, timeout_s)
+        if as_json:
+            typer.echo(body)
+        else:
+            show(body, url, console())
+    except LockstepError as error:
+        typer.echo(f"lockstep status: {error}", err=True)
+        raise typer.Exit(1) from None
 
 
 @app.command()

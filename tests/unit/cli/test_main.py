@@ -37,7 +37,10 @@ def test_help_lists_every_command() -> None:
     """A newcomer sees all commands and an example."""
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0
-    assert all(name in result.output for name in ("up", "prefill", "decode", "proxy", "version", "Examples"))
+    assert all(
+        name in result.output
+        for name in ("up", "status", "prefill", "decode", "proxy", "version", "Examples")
+    )
 
 
 def test_version() -> None:

@@ -4,15 +4,18 @@ from typing import Any
 
 from lockstep.node.metrics import NodeMetrics
 
-# What the connector says of the present; everything else only grows.
-_GAUGES = frozenset({"kv_bytes_per_block", "quarantined_blocks", "quarantined_requests"})
-
 
 class KVTelemetry:
     """Remembers each rank's last totals, so that counters take the difference only."""
 
     def __init__(self, metrics: NodeMetrics) -> None:
         self._metrics = metrics
+        # What the connector says of the present; everything else only grows.
+        self._gauges = {
+            "kv_bytes_per_block": metrics.kv_block_bytes,
+            "quarantined_blocks": metrics.kv_quarantined_blocks,
+            "quarantined_requests": metrics.kv_quarantined_requests,
+        }
         self._before: dict[str, dict[tuple[str, str], int]] = {}
 
     def count(self, rank: str, snapshot: dict[str, Any]) -> None:
@@ -24,8 +27,8 @@ class KVTelemetry:
         }
         before = self._before.get(rank, {})
         for (kind, reason), total in totals.items():
-            if kind in _GAUGES:
-                self._metrics.kv_blocks.labels(rank, kind).set(total)
+            if kind in self._gauges:
+                self._gauges[kind].labels(rank).set(total)
             elif kind == "pushed_bytes":
                 self._metrics.kv_pushed_bytes.labels(rank).inc(total - before.get((kind, reason), 0))
             else:

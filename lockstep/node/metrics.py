@@ -41,10 +41,22 @@ class NodeMetrics:
             ["rank", "kind", "reason"],
             registry=self.registry,
         )
-        self.kv_blocks = Gauge(
-            "lockstep_kv_blocks",
-            "KV block figures of the connector: bytes in one block, blocks and requests in quarantine.",
-            ["rank", "kind"],
+        self.kv_block_bytes = Gauge(
+            "lockstep_kv_block_bytes",
+            "Bytes of one KV block over all layers, on one worker.",
+            ["rank"],
+            registry=self.registry,
+        )
+        self.kv_quarantined_blocks = Gauge(
+            "lockstep_kv_quarantined_blocks",
+            "Decode blocks that are not reused because a late write could still hit them.",
+            ["rank"],
+            registry=self.registry,
+        )
+        self.kv_quarantined_requests = Gauge(
+            "lockstep_kv_quarantined_requests",
+            "Requests whose blocks are in quarantine.",
+            ["rank"],
             registry=self.registry,
         )
         self.kv_cache_usage = Gauge(

@@ -41,7 +41,7 @@ class Node:
         self.config = config
         self.metrics = NodeMetrics()
         self.registry = SessionRegistry()
-        self.telemetry = Telemetry(self.metrics, self.registry)
+        self.telemetry = Telemetry(self.metrics, self.registry, counts_steps=role.name == "decode")
         self.engine: Engine | None = None
         self.description: pb.NodeDescription | None = None
         self.ready = False

@@ -8,11 +8,6 @@ from lockstep.rpc.generated import lockstep_pb2 as pb
 
 # Kinds of kv_transfer.counters.KVCounters.snapshot that are a field of KVStatus; the others are its events.
 _KV_TOTALS = ("pushed_requests", "pushed_blocks", "received_requests", "received_blocks")
-_KV_GAUGES = {
-    "kv_bytes_per_block": "bytes_per_block",
-    "quarantined_blocks": "quarantined_blocks",
-    "quarantined_requests": "quarantined_requests",
-}
 
 
 def rank_status(metrics: NodeMetrics, load: pb.RankLoad, global_rank: int) -> pb.RankStatus:
@@ -26,32 +21,32 @@ def rank_status(metrics: NodeMetrics, load: pb.RankLoad, global_rank: int) -> pb
             pb.StepCount(mode=mode, cause=cause, count=count)
             for (mode, cause), count in sorted(steps.items())
         ],
-        step_records_dropped=_total(metrics.step_records_dropped, rank),
-        draft_tokens=_total(metrics.draft_tokens, rank),
-        accepted_tokens=_total(metrics.accepted_tokens, rank),
+        step_records_dropped=_value(metrics.step_records_dropped, rank),
+        draft_tokens=_value(metrics.draft_tokens, rank),
+        accepted_tokens=_value(metrics.accepted_tokens, rank),
         kv=_kv_status(metrics, rank),
     )
 
 
 def _kv_status(metrics: NodeMetrics, rank: str) -> pb.KVStatus:
     events = _of_rank(metrics.kv_events, rank)
-    gauges = _of_rank(metrics.kv_blocks, rank)
     status = pb.KVStatus(
-        pushed_bytes=_total(metrics.kv_pushed_bytes, rank),
+        pushed_bytes=_value(metrics.kv_pushed_bytes, rank),
         events=[
             pb.KVEvent(kind=kind, reason=reason, count=count)
             for (kind, reason), count in sorted(events.items())
             if count and kind not in _KV_TOTALS
         ],
+        bytes_per_block=_value(metrics.kv_block_bytes, rank),
+        quarantined_blocks=_value(metrics.kv_quarantined_blocks, rank),
+        quarantined_requests=_value(metrics.kv_quarantined_requests, rank),
     )
     for kind in _KV_TOTALS:
         setattr(status, kind, events.get((kind, ""), 0))
-    for kind, field in _KV_GAUGES.items():
-        setattr(status, field, gauges.get((kind,), 0))
     return status
 
 
-def _total(metric: MetricWrapperBase, rank: str) -> int:
+def _value(metric: MetricWrapperBase, rank: str) -> int:
     return _of_rank(metric, rank).get((), 0)
 
 

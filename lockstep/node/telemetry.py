@@ -21,11 +21,16 @@ POLL_INTERVAL_S = 1.0
 
 
 class Telemetry:
-    """The last known load of every rank, and the running totals in the metrics."""
+    """The last known load of every rank, and the running totals in the metrics.
 
-    def __init__(self, metrics: NodeMetrics, registry: SessionRegistry) -> None:
+    Only a decode node counts its steps by graph mode: prefill's are never uniform, and would look like a decode
+    group out of its full graph.
+    """
+
+    def __init__(self, metrics: NodeMetrics, registry: SessionRegistry, counts_steps: bool) -> None:
         self._metrics = metrics
         self._registry = registry
+        self._counts_steps = counts_steps
         self._loads: dict[int, pb.RankLoad] = {}
         self._global_ranks: list[int] = []
         self._kv = KVTelemetry(metrics)
@@ -99,9 +104,10 @@ class Telemetry:
         self._metrics.requests_running.labels(rank).set(status.num_running)
         self._metrics.requests_waiting.labels(rank).set(status.num_waiting)
         self._metrics.kv_cache_usage.labels(rank).set(status.kv_cache_usage)
-        self._metrics.step_records_dropped.labels(rank).inc(status.steps_dropped)
-        for record in map(_record, status.steps):
-            self._metrics.decode_steps.labels(rank, record.mode, record.cause).inc()
+        if self._counts_steps:
+            self._metrics.step_records_dropped.labels(rank).inc(status.steps_dropped)
+            for record in map(_record, status.steps):
+                self._metrics.decode_steps.labels(rank, record.mode, record.cause).inc()
         self._kv.count(rank, status.kv)
 
     def _local_rank(self, engine_index: int) -> int:

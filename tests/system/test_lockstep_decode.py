@@ -101,5 +101,4 @@ async def test_a_repeated_prompt_moves_fewer_bytes(stack: Stack) -> None:
 
 
 def _bytes_per_block(stack: Stack) -> float:
-    sizes = stack.prefill.metric("lockstep_kv_blocks")
-    return next(value for labels, value in sizes.items() if dict(labels)["kind"] == "kv_bytes_per_block")
+    return stack.prefill.by_rank("lockstep_kv_block_bytes")["0"]

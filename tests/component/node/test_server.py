@@ -68,7 +68,7 @@ class State:
         self.ready = True
         self.draining = False
         self.metrics = NodeMetrics()
-        self.telemetry = Telemetry(self.metrics, SessionRegistry())
+        self.telemetry = Telemetry(self.metrics, SessionRegistry(), counts_steps=True)
 
     def loads(self) -> list[pb.RankLoad]:
         return [pb.RankLoad(rank=0), pb.RankLoad(rank=1, num_running=3)]

@@ -19,5 +19,5 @@ def test_totals_are_counted_once() -> None:
     events = "lockstep_kv_events_total"
     assert value(events, {"rank": "0", "kind": "failed", "reason": "deadline"}) == 1
     assert value(events, {"rank": "0", "kind": "failed", "reason": "aborted"}) == 2
-    assert value("lockstep_kv_blocks", {"rank": "0", "kind": "kv_bytes_per_block"}) == 64
-    assert value("lockstep_kv_blocks", {"rank": "0", "kind": "quarantined_blocks"}) == 3
+    assert value("lockstep_kv_block_bytes", {"rank": "0"}) == 64
+    assert value("lockstep_kv_quarantined_blocks", {"rank": "0"}) == 3

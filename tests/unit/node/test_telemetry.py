@@ -49,8 +49,8 @@ def says(
     return RankStatus(running, 0, running / 4, steps, dropped, kv or {})
 
 
-async def polled(*answers: list[RankStatus]) -> Telemetry:
-    telemetry = Telemetry(NodeMetrics(), SessionRegistry())
+async def polled(*answers: list[RankStatus], counts_steps: bool = True) -> Telemetry:
+    telemetry = Telemetry(NodeMetrics(), SessionRegistry(), counts_steps)
     engines: Any = Engines(list(answers))
     while engines.answers:
         await telemetry.poll(engines)
@@ -69,6 +69,12 @@ async def test_steps_add_up_by_mode_and_cause() -> None:
     counts = [{(step.mode, step.cause): step.count for step in rank.steps} for rank in status.ranks]
     assert counts == [{("FULL", ""): 4, ("NONE", "short_row"): 1}, {("FULL", ""): 1}]
     assert [rank.step_records_dropped for rank in status.ranks] == [3, 0]
+
+
+async def test_prefill_steps_are_no_decode_steps() -> None:
+    """They would look like a decode group out of its full graph."""
+    status = (await polled([says([BROKEN]), says([])], counts_steps=False)).status("i1")
+    assert not status.ranks[0].steps
 
 
 async def test_load_is_that_of_the_last_poll_and_its_age_is_told() -> None:
@@ -116,7 +122,7 @@ async def test_drafts_are_counted_as_the_steps_come() -> None:
 async def test_sessions_are_those_open_now() -> None:
     """Not those of the last poll."""
     registry = SessionRegistry()
-    telemetry = Telemetry(NodeMetrics(), registry)
+    telemetry = Telemetry(NodeMetrics(), registry, counts_steps=True)
     registry.open(ProxySession("p1"))
     registry.open(ProxySession("p2"))
     assert telemetry.status("i1").num_sessions == 2

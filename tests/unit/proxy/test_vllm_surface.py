@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.anthropic.api_router import translate_error_response
+from vllm.entrypoints.anthropic.serving import wrap_data_with_event
 from vllm.entrypoints.generate.base.serving import GenerateBaseServing
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.launchers.launcher import NoSignalServer, validate_api_server_args
 from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
+from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.instrumentator import health
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -25,8 +29,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector, RequestState
+from vllm.v1.sample.rejection_sampler import RejectionSampler
 
 from proxy.engine_core_client import ClusterClient
+from proxy.rank_header import HEADER
 
 SERVING_METHODS = {
     "get_supported_tasks_async",
@@ -238,6 +244,35 @@ def test_error_event_begins_as_the_gate_expects() -> None:
     )
     assert f"data: {text}".startswith('data: {"error"')
     assert json.loads(text)["error"]["code"] == 400
+
+
+def test_responses_stream_opens_before_there_is_a_token() -> None:
+    """first_byte.py holds these two events back; the next one needs a token."""
+    source = inspect.getsource(OpenAIServingResponses.responses_stream_generator)
+    assert source.index("ResponseCreatedEvent(") < source.index("ResponseInProgressEvent(")
+    assert source.index("ResponseInProgressEvent(") < source.index("async for event_data in processor(")
+
+
+def test_messages_have_an_error_shape_of_their_own() -> None:
+    """first_byte.py writes it as vLLM translates it, and recognises the event by its first line."""
+    response = create_error_response("m")
+    body = json.loads(translate_error_response(response).body)
+    assert body == {"type": "error", "error": {"type": "BadRequestError", "message": "m"}}
+    assert wrap_data_with_event("{}", "error").startswith("event: error\n")
+
+
+def test_chosen_ids_logprobs_and_bonus_logits_still_collide() -> None:
+    """front_end.py refuses them; when the sampler no longer asks for whole rows, the refusal may go."""
+    source = inspect.getsource(RejectionSampler)
+    assert "max_num_logprobs=-1" in source
+    assert "logprob_token_ids" not in source
+
+
+def test_rank_header_is_ignored_when_it_is_no_number() -> None:
+    """rank_header.py reads the same header and refuses such a value."""
+    source = inspect.getsource(GenerateBaseServing._get_data_parallel_rank)
+    assert f'"{HEADER}"' in source
+    assert "except ValueError:\n            return None" in source
 
 
 def test_front_end_flags_that_are_read_or_owned() -> None:

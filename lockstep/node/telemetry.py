@@ -23,8 +23,8 @@ POLL_INTERVAL_S = 1.0
 class Telemetry:
     """The last known load of every rank, and the running totals in the metrics.
 
-    Only a decode node counts its steps by graph mode: prefill's are never uniform, and would look like a decode
-    group out of its full graph.
+    Only a decode node counts its steps by graph mode: prefill's are never uniform, and would look like a
+    decode group out of its full graph.
     """
 
     def __init__(self, metrics: NodeMetrics, registry: SessionRegistry, counts_steps: bool) -> None:

@@ -71,6 +71,24 @@ def test_known_ranks_stay_while_a_node_is_away() -> None:
     assert [n.address for n in cluster.known("decode")] == ["d1", "d2"]
 
 
+def test_states_for_people() -> None:
+    """A node that answered but cannot be used is refused, not away; what it described stays."""
+    cluster = Cluster(["p"], ["d1", "d2", "d3"])
+    cluster.up(node("prefill", "p"))
+    cluster.up(node("decode", "d1"))
+    cluster.up(node("decode", "d2", model="n"))
+    cluster.down("d3", "refused: it is a prefill node, but listed under --decode")
+    cluster.down("d1", "draining")
+    states = [(entry.address, entry.state, entry.reason) for entry in cluster.listed()]
+    assert states == [
+        ("p", "refused", "model is 'm', but 'n' on decode node d2"),
+        ("d1", "away", "draining"),
+        ("d2", "refused", "model is 'n', but 'm' on prefill node p"),
+        ("d3", "refused", "it is a prefill node, but listed under --decode"),
+    ]
+    assert [entry.node is not None for entry in cluster.listed()] == [True, True, True, False]
+
+
 def test_address_in_both_lists_is_refused() -> None:
     """A node has one role."""
     with pytest.raises(ValueError, match="h:1 is listed as both"):

@@ -1,6 +1,6 @@
 """What a decode node is: engine flags that make every step uniform, and the requests that it takes."""
 
-from vllm.config import CUDAGraphMode, KVTransferConfig
+from vllm.config import CUDAGraphMode, KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine import EngineCoreRequest
@@ -9,7 +9,7 @@ from decode_node.limits import capture_sizes, check_lockstep, served_context_lim
 from kv_transfer import config as kv_config
 from kv_transfer import params
 from lockstep.errors import WrongLegError
-from lockstep.node import cpu_environment, flags
+from lockstep.node import cpu_environment, flags, support
 from lockstep.node.config import NodeConfig
 from lockstep.node.role import Role, kv_transfer_params
 
@@ -19,6 +19,7 @@ DEFAULT_MAX_NUM_SEQS = 256
 
 def apply_flags(args: AsyncEngineArgs, config: NodeConfig) -> None:
     """Consume KV, and capture a full graph for every batch size that a uniform step can have."""
+    support.check_flags(args)
     transfer = kv_config.kv_transfer_config(
         "decode",
         kv_buffer_device=flags.kv_buffer_device(),
@@ -38,8 +39,15 @@ def apply_flags(args: AsyncEngineArgs, config: NodeConfig) -> None:
     )
 
 
+def check_config(vllm_config: VllmConfig) -> None:
+    """Refuse what is not served, then what would leave the full graph."""
+    support.check_supported(vllm_config)
+    check_lockstep(vllm_config)
+
+
 def check_request(request: EngineCoreRequest) -> None:
     """Take decode legs only: the prompt's KV comes from a prefill rank."""
+    support.check_request(request)
     try:
         params.parse_decode_leg(kv_transfer_params(request), request.request_id)
     except ValueError as error:
@@ -52,7 +60,7 @@ def check_request(request: EngineCoreRequest) -> None:
 ROLE = Role(
     name="decode",
     apply_flags=apply_flags,
-    check_config=check_lockstep,
+    check_config=check_config,
     served_context_limit=served_context_limit,
     check_request=check_request,
     connector_version=kv_config.CONNECTOR_VERSION,

@@ -8,13 +8,14 @@ from vllm.v1.engine import EngineCoreRequest
 from kv_transfer import config as kv_config
 from kv_transfer import params
 from lockstep.errors import WrongLegError
-from lockstep.node import flags
+from lockstep.node import flags, support
 from lockstep.node.config import NodeConfig
 from lockstep.node.role import Role, kv_transfer_params
 
 
 def apply_flags(args: AsyncEngineArgs, config: NodeConfig) -> None:
     """Produce KV; leave the graphs to vLLM where there are any."""
+    support.check_flags(args)
     transfer = kv_config.kv_transfer_config(
         "prefill",
         kv_buffer_device=flags.kv_buffer_device(),
@@ -27,7 +28,8 @@ def apply_flags(args: AsyncEngineArgs, config: NodeConfig) -> None:
 
 
 def check_config(vllm_config: VllmConfig) -> None:
-    """Nothing that vLLM resolves makes a prefill node unfit by itself."""
+    """Refuse what is not served; nothing else that vLLM resolves makes a prefill node unfit by itself."""
+    support.check_supported(vllm_config)
 
 
 def served_context_limit(vllm_config: VllmConfig) -> int:
@@ -36,6 +38,7 @@ def served_context_limit(vllm_config: VllmConfig) -> int:
 
 def check_request(request: EngineCoreRequest) -> None:
     """Take prefill legs only: one output token, and the KV pushed to a decode rank."""
+    support.check_request(request)
     try:
         params.parse_prefill_leg(kv_transfer_params(request))
     except ValueError as error:

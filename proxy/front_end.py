@@ -15,7 +15,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from lockstep.errors import DrainingError, InvalidRequestError, LockstepError
-from proxy import http_errors
+from proxy import http_errors, refusals
 from proxy.engine_core_client import ClusterClient
 from proxy.first_byte import failure
 from proxy.legs import KV_TRANSFER_PARAMS
@@ -41,6 +41,7 @@ class FrontEnd(AsyncLLM):
     ) -> RequestOutputCollector:
         """Refuse here what must not reach the cluster; nothing is registered for the request yet."""
         try:
+            refusals.check(prompt, params, kwargs.get("lora_request"))
             self._refuse(params)
         except LockstepError as error:
             raise http_errors.to_front_end(error, request_id) from error

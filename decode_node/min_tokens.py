@@ -62,9 +62,8 @@ def register() -> None:
     """Entry point of `vllm.general_plugins`; safe to run more than once."""
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
-    builtin = logits_processor.BUILTIN_LOGITS_PROCESSORS
-    if MinTokensLogitsProcessor in builtin:
-        builtin[builtin.index(MinTokensLogitsProcessor)] = KnownMinTokens
+    # With speculation vLLM makes this one by its name in that module (logits_processor/__init__.py:215).
+    logits_processor.MinTokensLogitsProcessor = KnownMinTokens
     setattr(InputBatch, _NEED, property(_needs_output_token_ids, _set_needed))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from vllm.sampling_params import SamplingParams
-from vllm.v1.sample import logits_processor
+from vllm.v1.sample import logits_processor, rejection_sampler
 from vllm.v1.sample.logits_processor.interface import BatchUpdate
 from vllm.v1.worker.gpu_input_batch import InputBatch
 
@@ -76,14 +76,19 @@ def test_tokens_put_in_before_sampling_count_at_once() -> None:
     assert _masked_rows(processor, 2) == [False, False]
 
 
-@pytest.mark.parametrize(("minimum", "needed"), [(3, True), (0, False)])
-def test_real_tokens_are_asked_for_while_a_minimum_is_open(
-    monkeypatch: pytest.MonkeyPatch, minimum: int, needed: bool
-) -> None:
-    """vLLM puts them in only where something needs them: it costs a wait for the last step."""
-    monkeypatch.setattr(logits_processor, "BUILTIN_LOGITS_PROCESSORS", list(_builtin()))
+def test_speculation_gets_this_processor() -> None:
+    """From vLLM's own builder, as the runner calls it."""
     min_tokens.register()
-    assert KnownMinTokens in logits_processor.BUILTIN_LOGITS_PROCESSORS
+    config: Any = SimpleNamespace(speculative_config=object())
+    built = logits_processor.build_logitsprocs(config, torch.device("cpu"), False, False)
+    assert [type(processor) for processor in built.non_argmax_invariant] == [KnownMinTokens]
+    assert issubclass(KnownMinTokens, rejection_sampler.MinTokensLogitsProcessor)
+
+
+@pytest.mark.parametrize(("minimum", "needed"), [(3, True), (0, False)])
+def test_real_tokens_are_asked_for_while_a_minimum_is_open(minimum: int, needed: bool) -> None:
+    """vLLM puts them in only where something needs them: it costs a wait for the last step."""
+    min_tokens.register()
     batch: Any = InputBatch.__new__(InputBatch)
     batch.logitsprocs_need_output_token_ids = False
     batch.logitsprocs = SimpleNamespace(non_argmax_invariant=[_processor([], minimum)])
@@ -94,7 +99,3 @@ def test_batch_reads_what_is_overridden() -> None:
     """InputBatch keeps this attribute, and its sampling metadata asks for it."""
     assert "self.logitsprocs_need_output_token_ids = " in inspect.getsource(InputBatch.__init__)
     assert "self.logitsprocs_need_output_token_ids" in inspect.getsource(InputBatch._make_sampling_metadata)
-
-
-def _builtin() -> list[type]:
-    return logits_processor.BUILTIN_LOGITS_PROCESSORS

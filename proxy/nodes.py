@@ -24,6 +24,8 @@ class CompatibilityKey:
     block_size: int
     num_speculative_tokens: int
     speculative_method: str
+    speculative_config: str
+    """As JSON, with the drafter's model: eagle heads of other weights draft other tokens, with other KV."""
     hash_seed: str
     vllm_version: str
     nixl_version: str

@@ -6,13 +6,15 @@ import shutil
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
+from unit.proxy.nodes_for_tests import node
 from vllm import PoolingParams, SamplingParams
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.inputs.engine import EmbedsInput, MultiModalInput, TokensInput
 from vllm.lora.request import LoRARequest
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine import EngineCoreRequest
@@ -24,6 +26,7 @@ from lockstep.node.config import NodeConfig
 from lockstep.node.role import Role
 from prefill_node.service import ROLE as PREFILL
 from proxy import refusals
+from proxy.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[3]
 PICO = ROOT / "models" / "pico"
@@ -208,6 +211,29 @@ def test_proxy_refuses_what_would_become_that_field(field: str, prompt: Any, par
 def test_proxy_takes_text_and_tokens(prompt: Any) -> None:
     """What the generation routes send."""
     refusals.check(prompt, SamplingParams(), None)
+
+
+def test_types_of_inputs_are_those_of_vllm() -> None:
+    """The names by which the proxy tells prompts apart."""
+    names = [kind.__annotations__["type"] for kind in (EmbedsInput, MultiModalInput, TokensInput)]
+    assert [get_args(name)[0] for name in names] == ["embeds", "multimodal", "token"]
+
+
+@pytest.mark.parametrize(
+    ("field", "prefill", "decode"),
+    [
+        ("num_speculative_tokens", 1, 2),
+        ("speculative_method", "mtp", "eagle"),
+        ("speculative_config", '{"model": "a"}', '{"model": "b"}'),
+    ],
+)
+def test_proxy_pairs_no_nodes_of_another_drafter_or_k(field: str, prefill: object, decode: object) -> None:
+    """Neither is used; the reason names the field and both values."""
+    cluster = Cluster(["p"], ["d"])
+    cluster.up(node("prefill", "p", **{field: prefill}))
+    cluster.up(node("decode", "d", **{field: decode}))
+    assert cluster.pair() is None
+    assert f"{field} is {prefill!r}, but {decode!r} on decode node d" in cluster.not_ready_because()
 
 
 def rows(heading: str) -> set[str]:

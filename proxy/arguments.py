@@ -23,6 +23,9 @@ _OWNED = {
     "kv_transfer_config": "the proxy holds no KV cache",
     "headless": "the proxy runs no engine",
     "api_server_count": "run more proxies instead",
+    "enable_lora": "LoRA adapters are not served",
+    "lora_modules": "LoRA adapters are not served",
+    "enable_prompt_embeds": "prompts of embeddings are not served",
     "uds": "the proxy listens on --host and --port",
 }
 """Arguments that have no meaning on a proxy, and why; by vLLM's argument names."""

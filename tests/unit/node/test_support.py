@@ -14,6 +14,7 @@ from unit.proxy.nodes_for_tests import node
 from vllm import PoolingParams, SamplingParams
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMValidationError
 from vllm.inputs.engine import EmbedsInput, MultiModalInput, TokensInput
 from vllm.lora.request import LoRARequest
 from vllm.usage.usage_lib import UsageContext
@@ -25,8 +26,9 @@ from lockstep.node import support
 from lockstep.node.config import NodeConfig
 from lockstep.node.role import Role
 from prefill_node.service import ROLE as PREFILL
-from proxy import refusals
+from proxy import arguments, refusals
 from proxy.cluster import Cluster
+from proxy.front_end import FrontEnd
 
 ROOT = Path(__file__).resolve().parents[3]
 PICO = ROOT / "models" / "pico"
@@ -205,6 +207,23 @@ def test_proxy_refuses_what_would_become_that_field(field: str, prompt: Any, par
         refusals.check(prompt, params, lora)
     assert raised.value.param == field
     assert str(raised.value) == support.REQUEST_FIELDS[field]
+
+
+async def test_front_end_answers_400_before_it_registers_a_request() -> None:
+    """In vLLM's own error class, so that the body is that of any bad value; the front end is not touched."""
+    untouched: Any = None
+    with pytest.raises(VLLMValidationError, match="Prompts of embeddings are not served") as raised:
+        await FrontEnd.add_request(untouched, "r", {"type": "embeds"}, SamplingParams())
+    assert raised.value.parameter == "prompt_embeds"
+
+
+@pytest.mark.parametrize(
+    "argv", [["--enable-lora"], ["--lora-modules", "a=/adapter"], ["--enable-prompt-embeds"]]
+)
+def test_proxy_does_not_start_with_a_flag_of_what_is_refused(argv: list[str]) -> None:
+    """It would offer what no node serves."""
+    with pytest.raises(ConfigError, match=f"{argv[0]}: .*not served; remove it"):
+        arguments.load(["--prefill", "p:1", "--decode", "d:1", *argv])
 
 
 @pytest.mark.parametrize("prompt", ["a", {"type": "token", "prompt_token_ids": [1]}, {"prompt": "a"}])

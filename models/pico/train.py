@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 HERE = Path(__file__).resolve().parent
+LEAST_TOKENS = 1_000_000
+"""Of text to draw windows from: a short run would otherwise see the same few files again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,7 @@ def main() -> None:
     )
     tokenizer = Tokenizer.from_file(str(args.source / "tokenizer.json"))
     text = pico_data.read_standard_library()
-    wanted = recipe.steps * recipe.batch_tokens + recipe.long_window + 1
+    wanted = max(LEAST_TOKENS, recipe.steps * recipe.batch_tokens)
     stream = pico_data.tokens(pico_data.shuffled(text.train, args.seed), tokenizer, wanted)
     held_out = pico_data.tokens(pico_data.shuffled(text.held_out, args.seed), tokenizer, 8 * 1024 + 1)
     model = Pico(read_config(args.source / "config.json"))

@@ -116,7 +116,10 @@ class SessionRegistry:
                 session.note_finished(output.request_id)
         for session, mine in by_session.items():
             step = EngineCoreOutputs(
-                engine_index=load.rank, outputs=mine, timestamp=outputs.timestamp or time.monotonic()
+                engine_index=load.rank,
+                outputs=mine,
+                timestamp=outputs.timestamp or time.monotonic(),
+                weight_version=outputs.weight_version,
             )
             frame = pb.StepOutputs(rank=load.rank, outputs=codec.encode_outputs(step), load=load)
             session.send(pb.NodeFrame(step=frame))

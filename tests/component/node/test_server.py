@@ -166,6 +166,22 @@ async def test_a_proxy_that_disappears_has_its_requests_aborted(node: Running) -
         assert node.registry.num_requests == 1
 
 
+async def test_a_step_arrives_with_the_engines_own_values(node: Running) -> None:
+    """What the engine says of a whole step, time and weights, is not lost when it is split by proxy."""
+    async with node.session() as call:
+        await call.write(add("a"))
+        await until(lambda: node.state.engine.added)
+        output = EngineCoreOutput("a", [7], finish_reason=FinishReason.LENGTH)
+        node.registry.deliver(
+            EngineCoreOutputs(outputs=[output], timestamp=1.0, weight_version="default"), pb.RankLoad()
+        )
+        while (frame := await call.read()).WhichOneof("frame") != "step":
+            pass
+    step = codec.decode_outputs(frame.step.outputs)
+    assert (step.timestamp, step.weight_version) == (1.0, "default")
+    assert [out.new_token_ids for out in step.outputs] == [[7]]
+
+
 async def test_abort_reaches_the_engine_once(node: Running) -> None:
     async with node.session() as call:
         await call.write(add("a"))

@@ -37,7 +37,7 @@ HEARTBEAT_PREFIX = b"HB:"
 # The writer looks for notifications this often while a request waits for one, and when none does. A look
 # costs about 2 µs.
 _ACTIVE_POLL_S = 0.001
-_IDLE_POLL_S = 0.02
+_IDLE_POLL_S = 0.05
 
 Action = prefill_ledger.Action | decode_ledger.Action
 

@@ -13,6 +13,7 @@ from vllm.v1.worker import cpu_worker
 from decode_node.cpu_platform.cores import core_for_rank, pin_thread, threads_started_unpinned
 from decode_node.cpu_platform.dp_agreement import agree_over
 from decode_node.cpu_platform.expert_parallel import map_experts
+from decode_node.cpu_platform.lone_groups import LoneGroups
 from decode_node.cpu_platform.shm_exchange import SharedMemoryExchange
 from decode_node.step_recorder import StepRecorderMixin
 
@@ -54,7 +55,7 @@ class LockstepCpuWorker(cpu_worker.CPUWorker):
             torch.set_num_threads(1)
             logger.info("Local rank %d runs on core %d.", self._rank_on_node(), core)
         map_experts()
-        with _runner_class(LockstepCpuModelRunner):
+        with _runner_class(LockstepCpuModelRunner), LoneGroups().shared():
             super().init_device()
         dp_group = get_dp_group()
         exchange = dp_group.device_communicator.moe_exchange if dp_group.world_size > 1 else None

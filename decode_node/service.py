@@ -1,13 +1,14 @@
 """What a decode node is: engine flags that make every step uniform, and the requests that it takes."""
 
-from vllm.config import CUDAGraphMode, KVTransferConfig, VllmConfig
+from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine import EngineCoreRequest
 
 from decode_node.limits import capture_sizes, check_lockstep, served_context_limit
-from kv_transfer import config as kv_config
 from kv_transfer import params
+from kv_transfer.config import CONNECTOR_VERSION
+from kv_transfer.engine_flags import set_connector
 from lockstep.errors import WrongLegError
 from lockstep.node import cpu_environment, flags, support
 from lockstep.node.config import NodeConfig
@@ -20,13 +21,7 @@ DEFAULT_MAX_NUM_SEQS = 256
 def apply_flags(args: AsyncEngineArgs, config: NodeConfig) -> None:
     """Consume KV, and capture a full graph for every batch size that a uniform step can have."""
     support.check_flags(args)
-    transfer = kv_config.kv_transfer_config(
-        "decode",
-        kv_buffer_device=flags.kv_buffer_device(),
-        extra_config={"nixl_progress_delay_us": config.nixl_progress_delay_us},
-    )
-    flags.set_owned(args, "kv_transfer_config", KVTransferConfig(**transfer))
-    flags.set_owned(args, "worker_extension_cls", kv_config.WORKER_EXTENSION_CLASS)
+    set_connector(args, "decode", config)
     if current_platform.is_cpu():
         cpu_environment.assign_cores(args.data_parallel_size_local or args.data_parallel_size)
     if args.max_num_seqs is None:
@@ -63,5 +58,5 @@ ROLE = Role(
     check_config=check_config,
     served_context_limit=served_context_limit,
     check_request=check_request,
-    connector_version=kv_config.CONNECTOR_VERSION,
+    connector_version=CONNECTOR_VERSION,
 )

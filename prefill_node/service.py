@@ -1,12 +1,13 @@
 """What a prefill node is: its engine flags, and the requests that it takes."""
 
-from vllm.config import CUDAGraphMode, KVTransferConfig, VllmConfig
+from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine import EngineCoreRequest
 
-from kv_transfer import config as kv_config
 from kv_transfer import params
+from kv_transfer.config import CONNECTOR_VERSION
+from kv_transfer.engine_flags import set_connector
 from lockstep.errors import WrongLegError
 from lockstep.node import flags, support
 from lockstep.node.config import NodeConfig
@@ -16,13 +17,7 @@ from lockstep.node.role import Role, kv_transfer_params
 def apply_flags(args: AsyncEngineArgs, config: NodeConfig) -> None:
     """Produce KV; leave the graphs to vLLM where there are any."""
     support.check_flags(args)
-    transfer = kv_config.kv_transfer_config(
-        "prefill",
-        kv_buffer_device=flags.kv_buffer_device(),
-        extra_config={"nixl_progress_delay_us": config.nixl_progress_delay_us},
-    )
-    flags.set_owned(args, "kv_transfer_config", KVTransferConfig(**transfer))
-    flags.set_owned(args, "worker_extension_cls", kv_config.WORKER_EXTENSION_CLASS)
+    set_connector(args, "prefill", config)
     if current_platform.is_cpu():
         flags.default_compilation(args, cudagraph_mode=CUDAGraphMode.NONE)
 
@@ -53,5 +48,5 @@ ROLE = Role(
     check_config=check_config,
     served_context_limit=served_context_limit,
     check_request=check_request,
-    connector_version=kv_config.CONNECTOR_VERSION,
+    connector_version=CONNECTOR_VERSION,
 )

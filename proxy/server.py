@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
+from prometheus_client import REGISTRY
 from starlette.middleware import Middleware
 from uvicorn.config import LOGGING_CONFIG
 from vllm import envs
@@ -20,8 +21,8 @@ from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.launcher import NoSignalServer
 from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
 
+from lockstep import health
 from lockstep.errors import UnavailableError
-from lockstep.health import bind
 from proxy import status, vllm_config
 from proxy.cluster import Cluster
 from proxy.config import ProxyConfig
@@ -50,12 +51,31 @@ async def serve(config: ProxyConfig, args: Namespace) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    sock = bind(args.host or "0.0.0.0", args.port, "--port")  # vLLM's default: every address
+    sock = health.bind(args.host or "0.0.0.0", args.port, "--port")  # vLLM's default: every address
     with contextlib.closing(sock):
         async with sessions(config) as (cluster, client):
-            pair = await _unless_stopped(stop, first_pair(cluster, client.flow, config.startup_timeout_s))
+            # Over TLS nothing answers yet: the certificates are vLLM's server's to load.
+            early = contextlib.nullcontext() if args.ssl_keyfile else answering_health(sock, client.flow)
+            async with early:
+                pair = await _unless_stopped(stop, first_pair(cluster, client.flow, config.startup_timeout_s))
             if pair is not None:
                 await _serve_pair(config, args, client, pair, sock, stop)
+
+
+@contextlib.asynccontextmanager
+async def answering_health(sock: socket.socket, flow: Flow) -> AsyncIterator[None]:
+    """Answer /healthz and /readyz on a copy of the socket, while there is no front end yet.
+
+    The socket goes on listening afterwards: a client that connects meanwhile waits for the front end.
+    """
+    done = asyncio.Event()
+    app = health.build_app(lambda: flow.not_ready_because() or "starting the front end", REGISTRY)
+    task = asyncio.create_task(health.serve(app, sock.dup(), done), name="health")
+    try:
+        yield
+    finally:
+        done.set()
+        await task
 
 
 @contextlib.asynccontextmanager

@@ -15,6 +15,12 @@ import pytest
 from component.proxy.fake_node import FakeNode, Wire
 from component.proxy.stack import PICO, Stack, until
 
+from lockstep import health
+from proxy.cluster import Cluster
+from proxy.flow import Flow
+from proxy.routing import Ranks
+from proxy.server import answering_health
+
 ASK: dict[str, Any] = {"model": "pico", "prompt": "Some words to say.", "max_tokens": 30}
 START_S = 120.0
 MOST_RESIDENT_BYTES = 800 * 1024 * 1024
@@ -43,6 +49,22 @@ async def test_drain_aborts_what_does_not_end_by_the_deadline(stack: Stack) -> N
     await stack.client.flow.drain(0.1)
     assert (await asking).status_code == 503
     await until(lambda: not stack.prefill[0].running and not stack.decode[0].running, "both are aborted")
+
+
+async def test_health_is_answered_before_there_is_a_pair() -> None:
+    """An orchestrator sees a live proxy that is not ready, and why; the port then goes on listening."""
+    with health.bind("127.0.0.1", 0, "--port") as sock:
+        port = sock.getsockname()[1]
+        flow = Flow(Cluster(["h:1"], ["h:2"]), Ranks(None), request_timeout_s=10)
+        async with (
+            answering_health(sock, flow),
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http,
+        ):
+            assert (await http.get("/healthz")).status_code == 200
+            answer = await http.get("/readyz")
+        assert answer.status_code == 503
+        assert answer.json()["reason"] == flow.not_ready_because() != ""
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
 
 
 @contextlib.asynccontextmanager

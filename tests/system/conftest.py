@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from system.differential import groups
+from system.differential.answer import Answer, answer_all
 from system.harness import Stack, complete_all, completion_body, run_reference, run_stack
 from system.prompts import LENGTHS, prompts
 
@@ -19,16 +22,40 @@ def bodies() -> list[dict[str, Any]]:
     return [completion_body(prompt) for prompt in prompts(CONCURRENCY_LENGTHS, seed=1)]
 
 
+@dataclass(frozen=True)
+class ReferenceRun:
+    """What plain vLLM answered, all from one start."""
+
+    completions: list[dict[str, Any]]
+    differential: dict[str, Answer]
+
+
 @pytest.fixture(scope="session")
-def reference(tmp_path_factory: pytest.TempPathFactory, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Plain vLLM's answers. Its server runs before the stack, not beside it: the cores are few."""
+def reference_run(tmp_path_factory: pytest.TempPathFactory, bodies: list[dict[str, Any]]) -> ReferenceRun:
+    """Plain vLLM's answers. Its server runs before the stack, not beside it: the cores are few.
+
+    It serves the context that the stack serves: 4096 - K * 2 batches in flight - 1.
+    """
     directory: Path = tmp_path_factory.mktemp("reference")
-    with run_reference(directory) as url:
-        return asyncio.run(complete_all(url, bodies, concurrency=8))
+    with run_reference(directory, "--max-model-len", "4091", *groups.FRONT_END_FLAGS) as url:
+        completions = asyncio.run(complete_all(url, bodies, concurrency=8))
+        return ReferenceRun(completions, asyncio.run(answer_all(url, groups.ALL, groups.CONCURRENCY)))
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory, reference: list[dict[str, Any]]) -> Iterator[Stack]:
+def reference(reference_run: ReferenceRun) -> list[dict[str, Any]]:
+    """The answers to `bodies`, in order."""
+    return reference_run.completions
+
+
+@pytest.fixture(scope="session")
+def differential_reference(reference_run: ReferenceRun) -> dict[str, Answer]:
+    """The reduced answers to the cases of `differential/`, by the case's name."""
+    return reference_run.differential
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory, reference_run: ReferenceRun) -> Iterator[Stack]:
     """The one shared stack; it starts after the reference is done."""
     with run_stack(tmp_path_factory.mktemp("stack")) as running:
         yield running

@@ -49,6 +49,7 @@ class Node:
     role: str
     pid: int
     http_url: str
+    grpc_address: str
 
     def metric(self, name: str) -> Series:
         """All series of one metric, by their sorted labels."""
@@ -80,7 +81,9 @@ class Stack:
     def node(self, role: str) -> Node:
         state = json.loads((self.state_dir / "state.json").read_text())
         entry = next(item for item in state["processes"] if item["role"] == role)
-        return Node(role=role, pid=entry["pid"], http_url=entry["http_url"])
+        return Node(
+            role=role, pid=entry["pid"], http_url=entry["http_url"], grpc_address=entry["grpc_address"]
+        )
 
     @property
     def prefill(self) -> Node:
@@ -141,6 +144,35 @@ def run_stack(directory: Path, *flags: str) -> Iterator[Stack]:
     assert not alive, f"left behind: {alive}"
 
 
+@contextmanager
+def run_proxy(stack: Stack, directory: Path, *flags: str) -> Iterator[str]:
+    """One more proxy over the stack's nodes, with front-end flags of its own; yields its URL."""
+    port = free_port()
+    command = [sys.executable, "-P", "-m", "proxy", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--prefill", stack.prefill.grpc_address, "--decode", stack.decode.grpc_address]
+    command += ["--served-model-name", "pico", *flags]
+    with (directory / "proxy.log").open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=_reference_environment(os.environ),
+            cwd=directory,
+        )
+        try:
+            wait_until(
+                lambda: _healthy(process, f"http://127.0.0.1:{port}/readyz", directory / "proxy.log"),
+                "the proxy is up",
+                START_TIMEOUT_S,
+                interval_s=0.5,
+            )
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.send_signal(signal.SIGTERM)
+            code = process.wait(timeout=60)
+    assert code == 0, (directory / "proxy.log").read_text()[-2000:]
+
+
 def _wait_for_state(process: subprocess.Popen[bytes], directory: Path) -> None:
     def up() -> bool:
         assert process.poll() is None, (directory / "up.log").read_text()[-2000:]
@@ -168,7 +200,7 @@ def run_reference(directory: Path, *flags: str) -> Iterator[str]:
         )
         try:
             wait_until(
-                lambda: _healthy(process, f"http://127.0.0.1:{port}/health", directory),
+                lambda: _healthy(process, f"http://127.0.0.1:{port}/health", directory / "reference.log"),
                 "the plain vLLM server is up",
                 START_TIMEOUT_S,
                 interval_s=1.0,
@@ -182,8 +214,8 @@ def run_reference(directory: Path, *flags: str) -> Iterator[str]:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def _healthy(process: subprocess.Popen[bytes], url: str, directory: Path) -> bool:
-    assert process.poll() is None, (directory / "reference.log").read_text()[-2000:]
+def _healthy(process: subprocess.Popen[bytes], url: str, log: Path) -> bool:
+    assert process.poll() is None, log.read_text()[-2000:]
     try:
         return httpx.get(url, timeout=5).status_code == 200
     except httpx.TransportError:

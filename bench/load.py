@@ -28,7 +28,7 @@ class Shape:
 
     input_tokens: int = 256
     output_tokens: int = 64
-    requests: int = 24
+    requests: int = 16
 
 
 def run(url: str, shape: Shape, concurrency: int, seed: int) -> Figures:

@@ -76,7 +76,7 @@ class ServiceConfig(BaseSettings):
 
     @classmethod
     def _all_fields(cls) -> set[str]:
-        """Fields of every loaded service configuration, since one env file may serve several services."""
+        """Fields of every configuration class that this process has loaded."""
         return {name for sub in _subclasses(ServiceConfig) for name in sub.model_fields}
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Logging for every service: stdlib, console or JSON, with the bound request id, role and rank."""
+"""Logging for every service: stdlib, console or JSON, with the bound role and request id."""
 
 import json
 import logging
@@ -10,8 +10,7 @@ LogFormat = Literal["console", "json"]
 
 role: ContextVar[str] = ContextVar("role", default="")
 request_id: ContextVar[str] = ContextVar("request_id", default="")
-rank: ContextVar[str] = ContextVar("rank", default="")
-_BOUND = {"role": role, "rank": rank, "request_id": request_id}
+_BOUND = {"role": role, "request_id": request_id}
 
 
 class _BindContext(logging.Filter):

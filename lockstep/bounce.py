@@ -6,10 +6,10 @@ from enum import StrEnum
 class Bounce(StrEnum):
     """`EngineCoreOutput.stop_reason` of a request that ended with finish_reason "abort" to be tried anew.
 
-    `FinishReason` is a closed enumeration and "error" becomes a 500 in vLLM's front end
-    (entrypoints/generate/base/serving.py:200), so a plain vLLM server shows its client finish_reason "abort" and
-    one of these as stop_reason. The tokens generated so far are good; the request may be sent to prefill again
-    with them.
+    `FinishReason` is a closed enumeration, and vLLM's front end turns "error" into a 500
+    (entrypoints/generate/base/serving.py:200), so a plain vLLM server shows its client finish_reason
+    "abort" and one of these as stop_reason. The tokens generated so far are good; the request may be sent
+    to prefill again with them.
     """
 
     PREEMPTED = "lockstep_preempted"
@@ -19,4 +19,4 @@ class Bounce(StrEnum):
     LOCAL_PREFILL = "lockstep_local_prefill"
     """More than one of its tokens would have to be computed here."""
     CONTEXT_LIMIT = "lockstep_context_limit"
-    """Prompt and generated tokens leave no room below the served context limit; another attempt will not help."""
+    """No room is left below the served context limit; another attempt would not help."""

@@ -6,6 +6,7 @@ import pytest
 
 from kv_transfer.params import (
     PrefillPeer,
+    carried_output_token_ids,
     check_request_id,
     decode_leg_params,
     new_token,
@@ -120,3 +121,36 @@ def test_every_decode_field_is_required(field: str) -> None:
     del params[field]
     with pytest.raises(ValueError, match=field):
         parse_decode_leg(params, REQUEST_ID)
+
+
+def test_a_later_attempt_carries_the_tokens_generated_so_far() -> None:
+    """Both legs get the tokens, in order, and a node reads them back."""
+    carried = (7, 0, 151)
+    prefill = prefill_leg_params(TOKEN, carried)
+    decode = decode_leg_params(PEER, REQUEST_ID, TOKEN, carried)
+    assert prefill["lockstep_output_token_ids"] == decode["lockstep_output_token_ids"] == [7, 0, 151]
+    assert parse_prefill_leg(prefill).output_token_ids == carried
+    assert parse_decode_leg(decode, REQUEST_ID).output_token_ids == carried
+
+
+def test_a_first_attempt_carries_none() -> None:
+    """Without the field there are no carried tokens, whatever else the parameters say."""
+    assert parse_prefill_leg(prefill_leg_params(TOKEN)).output_token_ids == ()
+    assert carried_output_token_ids(None) == carried_output_token_ids({}) == []
+
+
+def test_the_engine_gets_a_list_of_its_own() -> None:
+    """vLLM's runner appends to the list, which must not reach the parameters of the request."""
+    params = prefill_leg_params(TOKEN, [1, 2])
+    carried_output_token_ids(params).append(3)
+    assert carried_output_token_ids(params) == [1, 2]
+
+
+@pytest.mark.parametrize("value", [5, "12", [1, -1], [1, "2"], [True], [1.0], [None], {"0": 1}])
+def test_carried_tokens_that_are_no_token_ids_are_refused(value: Any) -> None:
+    """The error names the field, on both legs."""
+    params = {"lockstep_output_token_ids": value}
+    with pytest.raises(ValueError, match="lockstep_output_token_ids"):
+        parse_prefill_leg(prefill_leg_params(TOKEN) | params)
+    with pytest.raises(ValueError, match="lockstep_output_token_ids"):
+        parse_decode_leg(decode_leg_params(PEER, REQUEST_ID, TOKEN) | params, REQUEST_ID)

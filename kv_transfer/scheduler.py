@@ -19,7 +19,7 @@ _PUSHED_STATUS = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_S
 
 
 class LockstepPushScheduler(NixlPushConnectorScheduler):
-    """Adds cancels, early ends and the attempt's token to vLLM's push scheduler."""
+    """Adds cancels, early ends, carried tokens and the attempt's token to vLLM's push scheduler."""
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
@@ -28,6 +28,14 @@ class LockstepPushScheduler(NixlPushConnectorScheduler):
         self._ended: dict[str, str] = {}
         self._abandoned: dict[str, str] = {}
         self._tokens: dict[str, str] = {}
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        """Prefill pushes the KV of carried tokens too; vLLM counts the prompt (push_scheduler.py:120)."""
+        params = request.kv_transfer_params
+        if not params or not params.get("do_remote_prefill"):
+            return 0, False
+        missing = self._get_remote_prefill_token_count(request.num_tokens) - num_computed_tokens
+        return (missing, True) if missing > 0 else (0, False)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)

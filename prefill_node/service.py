@@ -12,12 +12,14 @@ from lockstep.errors import WrongLegError
 from lockstep.node import flags, support
 from lockstep.node.config import NodeConfig
 from lockstep.node.role import Role, kv_transfer_params
+from prefill_node.scheduler import SCHEDULER
 
 
 def apply_flags(args: AsyncEngineArgs, config: NodeConfig) -> None:
     """Produce KV; leave the graphs to vLLM where there are any."""
     support.check_flags(args)
     set_connector(args, "prefill", config)
+    flags.set_owned(args, "scheduler_cls", SCHEDULER)
     if current_platform.is_cpu():
         flags.default_compilation(args, cudagraph_mode=CUDAGraphMode.NONE)
 
@@ -32,14 +34,19 @@ def served_context_limit(vllm_config: VllmConfig) -> int:
 
 
 def check_request(request: EngineCoreRequest) -> None:
-    """Take prefill legs only: one output token, and the KV pushed to a decode rank."""
+    """Take prefill legs only: one token after those that are carried, and the KV pushed to a decode rank."""
     support.check_request(request)
     try:
-        params.parse_prefill_leg(kv_transfer_params(request))
+        leg = params.parse_prefill_leg(kv_transfer_params(request))
     except ValueError as error:
         raise WrongLegError(str(error)) from error
-    if request.sampling_params is None or request.sampling_params.max_tokens != 1:
-        raise WrongLegError("a prefill leg has max_tokens 1", param="max_tokens")
+    carried = len(leg.output_token_ids)
+    if request.sampling_params is None or request.sampling_params.max_tokens != carried + 1:
+        raise WrongLegError(
+            "a prefill leg has max_tokens 1, and one more for each carried token", param="max_tokens"
+        )
+    if carried and request.sampling_params.prompt_logprobs is not None:
+        raise WrongLegError("prompt_logprobs belong to the first attempt", param="prompt_logprobs")
 
 
 ROLE = Role(

@@ -43,15 +43,16 @@ def check_lockstep(vllm_config: VllmConfig) -> None:
             'decode needs {"cudagraph_mode": "FULL_DECODE_ONLY"} and no --enforce-eager'
         )
     needed = scheduler.max_num_seqs * width
-    if max(compilation.cudagraph_capture_sizes or [0]) < needed:
-        raise ConfigError(
-            f"--compilation-config: the largest cudagraph_capture_sizes entry must be {needed}, which is "
-            f"--max-num-seqs {scheduler.max_num_seqs} times 1 + K = {width}"
-        )
+    # Before the capture sizes, from which vLLM drops those above the budget.
     if scheduler.max_num_batched_tokens < needed:
         raise ConfigError(
             f"--max-num-batched-tokens: must be at least {needed}, which is --max-num-seqs "
             f"{scheduler.max_num_seqs} times 1 + K = {width} (got {scheduler.max_num_batched_tokens})"
+        )
+    if max(compilation.cudagraph_capture_sizes or [0]) < needed:
+        raise ConfigError(
+            f"--compilation-config: the largest cudagraph_capture_sizes entry must be {needed}, which is "
+            f"--max-num-seqs {scheduler.max_num_seqs} times 1 + K = {width}"
         )
     if 0 < scheduler.long_prefill_token_threshold < width:
         raise ConfigError("--long-prefill-token-threshold: would clip decode rows; give 0")

@@ -72,6 +72,8 @@ def test_a_good_group_passes() -> None:
         ({"sizes": [3, 6]}, "--compilation-config", "12"),
         ({"sizes": []}, "--compilation-config", "12"),
         ({"max_num_batched_tokens": 11}, "--max-num-batched-tokens", "12"),
+        # vLLM keeps no capture size above the budget; the flag that was given is the one to name.
+        ({"max_num_batched_tokens": 8, "sizes": [3, 6]}, "--max-num-batched-tokens", "12"),
         ({"threshold": 2}, "--long-prefill-token-threshold", "0"),
         ({"pp": 2}, "--pipeline-parallel-size", "1"),
         ({"max_model_len": 6}, "--max-model-len", "larger"),

@@ -88,9 +88,10 @@ def _observed_step(execute: Any) -> Any:
 
     @functools.wraps(execute)
     def observed(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        rank = self.parallel_config.data_parallel_rank
-        for event in _events(scheduler_output, self.uniform_decode_query_len):
-            _write(rank, event)
+        parallel_config = self.parallel_config
+        if parallel_config.data_parallel_size > 1:  # a lone rank, as prefill has, agrees with nobody
+            for event in _events(scheduler_output, self.uniform_decode_query_len):
+                _write(parallel_config.data_parallel_rank, event)
         return execute(self, scheduler_output, *args, **kwargs)
 
     observed._observed = True  # type: ignore[attr-defined]
@@ -124,5 +125,5 @@ def _write(rank: int, event: list[Any]) -> None:
     """Unbuffered: the process may be killed, and then its last lines matter most."""
     if rank not in _files:
         path = os.path.join(os.environ[DIRECTORY_ENV], f"rank{rank}-{os.getpid()}.jsonl")
-        _files[rank] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        _files[rank] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.write(_files[rank], json.dumps(event, separators=(",", ":")).encode() + b"\n")

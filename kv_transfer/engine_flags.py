@@ -13,7 +13,12 @@ def set_connector(args: AsyncEngineArgs, role: Role, config: NodeConfig) -> None
     transfer = kv_transfer_config(
         role,
         kv_buffer_device=flags.kv_buffer_device(),
-        extra_config={"nixl_progress_delay_us": config.nixl_progress_delay_us},
+        extra_config={
+            "nixl_progress_delay_us": config.nixl_progress_delay_us,
+            # vLLM's own key (nixl/base_scheduler.py:84), in whole seconds.
+            "kv_lease_duration": config.kv_lease_s,
+            "lockstep_registration_deadline_s": config.registration_deadline_s,
+        },
     )
     flags.set_owned(args, "kv_transfer_config", KVTransferConfig(**transfer))
     flags.set_owned(args, "worker_extension_cls", WORKER_EXTENSION_CLASS)

@@ -1,7 +1,8 @@
 """Service configuration: frozen, validated at load, from flags over environment over defaults.
 
-A service declares one `ServiceConfig` subclass. Each field is a flag (`--side-channel-port`) and an
-environment variable (`LOCKSTEP_SIDE_CHANNEL_PORT`). What the flags leave over goes to vLLM's own parser.
+A service declares one `ServiceConfig` subclass. Each field is a flag (`--side-channel-port`; of a bool, one
+without a value) and an environment variable (`LOCKSTEP_SIDE_CHANNEL_PORT`). What the flags leave over goes to
+vLLM's own parser.
 """
 
 import argparse
@@ -52,10 +53,12 @@ class ServiceConfig(BaseSettings):
         )
         group = parser.add_argument_group("Lockstep")
         for name, field in cls.model_fields.items():
+            text = field.description or ""
+            if field.annotation is bool:
+                group.add_argument(_flag(name), dest=name, action="store_true", help=text)
+                continue
             default = "" if field.is_required() else f" (default: {field.default})"
-            group.add_argument(
-                _flag(name), dest=name, metavar=name.upper(), help=f"{field.description or ''}{default}"
-            )
+            group.add_argument(_flag(name), dest=name, metavar=name.upper(), help=text + default)
         return parser
 
     def masked(self) -> dict[str, Any]:

@@ -29,11 +29,11 @@ def load(role: Role, argv: Sequence[str]) -> tuple[NodeConfig, AsyncEngineArgs]:
     prog = f"lockstep {role.name}"
     description = f"Run a Lockstep {role.name} node. All of vLLM's engine flags are accepted as well."
     if "-h" in argv or "--help" in argv:
-        NodeConfig.parser(f"{prog} MODEL", description).print_help()
+        role.config.parser(f"{prog} MODEL", description).print_help()
         sys.stdout.write("\nvLLM's engine flags follow; they keep their names and meanings.\n\n")
         _vllm_parser(prog).print_help()
         raise SystemExit(0)
-    config, rest = NodeConfig.load(argv, prog, description)
+    config, rest = role.config.load(argv, prog, description)
     return config, _engine_args(prog, rest)
 
 

@@ -30,6 +30,19 @@ class NodeConfig(ServiceConfig):
     nixl_progress_delay_us: int = Field(
         1000, ge=0, le=1_000_000, description="sleep of NIXL's progress thread; 0 polls and burns one core"
     )
+    kv_lease_s: int = Field(
+        30,
+        ge=6,
+        le=86400,
+        description="how long prefill keeps finished blocks for a decode rank that says nothing; decode "
+        "renews it each sixth of this, also while the request queues there",
+    )
+    registration_deadline_s: float = Field(
+        60.0,
+        gt=0,
+        description="time from decode's registration of its blocks to the end of the push; then the transfer "
+        "has failed",
+    )
     warmup_timeout_s: float = Field(300.0, gt=0, description="deadline of the warm-up requests before ready")
     drain_timeout_s: float = Field(30.0, ge=0, description="time running requests get after SIGTERM")
     log_format: Literal["console", "json"] = Field("console", description="console or json")

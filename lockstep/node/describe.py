@@ -10,9 +10,12 @@ from typing import Any
 import vllm
 from vllm import envs
 from vllm.config import VllmConfig
+from vllm.platforms import current_platform
 from vllm.tokenizers import get_tokenizer
 
 from lockstep.node.config import NodeConfig
+from lockstep.node.facts import EngineFacts
+from lockstep.node.flags import SETTINGS_KEY
 from lockstep.node.role import Role
 from lockstep.rpc.channel import PROTOCOL_VERSION
 from lockstep.rpc.generated import lockstep_pb2 as pb
@@ -21,7 +24,7 @@ _ROLES = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE}
 
 
 def describe(
-    role: Role, config: NodeConfig, vllm_config: VllmConfig, global_ranks: list[int]
+    role: Role, config: NodeConfig, vllm_config: VllmConfig, facts: EngineFacts, global_ranks: list[int]
 ) -> pb.NodeDescription:
     """Build the answer to Describe; call it after the engines started, since they size the KV cache."""
     model = vllm_config.model_config
@@ -54,6 +57,31 @@ def describe(
         lockstep_version=metadata.version("lockstep"),
         runner="V2" if vllm_config.use_v2_model_runner else "V1",
         ranks=[_rank(vllm_config, index, rank) for index, rank in enumerate(global_ranks)],
+        engine=_engine(config, vllm_config, facts),
+    )
+
+
+def _engine(config: NodeConfig, vllm_config: VllmConfig, facts: EngineFacts) -> pb.EngineSettings:
+    scheduler, parallel = vllm_config.scheduler_config, vllm_config.parallel_config
+    settings = vllm_config.additional_config.get(SETTINGS_KEY, {})
+    return pb.EngineSettings(
+        scheduler_cls=facts.scheduler_cls,
+        async_scheduling=facts.async_scheduling,
+        cudagraph_mode=facts.cudagraph_mode,
+        full_graph_tokens=facts.full_graph_tokens,
+        # None without speculation: vLLM's scheduler then takes the other one (v1/core/sched/scheduler.py).
+        max_num_scheduled_tokens=scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens,
+        long_prefill_token_threshold=scheduler.long_prefill_token_threshold,
+        kv_lease_s=config.kv_lease_s,
+        kv_lease_renewal_s=config.kv_lease_s // 6,  # nixl/base_scheduler.py:88
+        registration_deadline_s=config.registration_deadline_s,
+        kv_load_failure_policy=vllm_config.kv_transfer_config.kv_load_failure_policy,
+        arrival_padding=settings.get("arrival_padding", True),
+        strict=settings.get("strict", False),
+        records_steps=facts.records_steps,
+        data_parallel_size=parallel.data_parallel_size,
+        pipeline_parallel_size=parallel.pipeline_parallel_size,
+        device=current_platform.device_type,
     )
 
 

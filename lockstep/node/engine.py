@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
@@ -13,7 +13,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
 from lockstep.errors import UnavailableError
-from lockstep.node.engine_status import ABANDON_UTILITY, STATUS_UTILITY
+from lockstep.node.engine_status import ABANDON_UTILITY, FACTS_UTILITY, STATUS_UTILITY
+from lockstep.node.facts import EngineFacts
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ class RankStatus:
     steps: list[list[Any]]
     steps_dropped: int
     kv: dict[str, Any]
+    scheduler: dict[str, Any] = field(default_factory=dict)
+    """What the decode scheduler counts, as `LockstepScheduler.lockstep_counters` says it; else empty."""
 
 
 class Engine:
@@ -91,6 +94,12 @@ class Engine:
         async with asyncio.timeout(STATUS_TIMEOUT_S):
             answers = await self._client.call_utility_all_async(STATUS_UTILITY)
         return [RankStatus(**answer) for answer in answers]
+
+    async def facts(self) -> EngineFacts:
+        """What the first rank made of the configuration. Raises EngineDeadError, TimeoutError."""
+        async with asyncio.timeout(STATUS_TIMEOUT_S):
+            answers = await self._client.call_utility_all_async(FACTS_UTILITY)
+        return EngineFacts(**answers[0])
 
     async def shutdown(self) -> None:
         """Stop the engine cores and whatever they started; they get vLLM's own shutdown time first."""

@@ -8,6 +8,7 @@ node. vLLM's own statistics travel only with engine steps, which leaves an idle 
 from typing import Any
 
 STATUS_UTILITY = "lockstep_status"
+FACTS_UTILITY = "lockstep_facts"
 ABANDON_UTILITY = "lockstep_abandon"
 
 
@@ -16,6 +17,7 @@ def register() -> None:
     from vllm.v1.engine.core import EngineCore
 
     setattr(EngineCore, STATUS_UTILITY, _lockstep_status)
+    setattr(EngineCore, FACTS_UTILITY, _lockstep_facts)
     setattr(EngineCore, ABANDON_UTILITY, _lockstep_abandon)
 
 
@@ -29,7 +31,25 @@ def _lockstep_status(engine_core: Any) -> dict[str, Any]:
         "num_running": num_running,
         "num_waiting": num_waiting,
         "kv_cache_usage": scheduler.kv_cache_manager.usage,
+        "scheduler": _scheduler_counters(scheduler),
         **worker,
+    }
+
+
+def _scheduler_counters(scheduler: Any) -> dict[str, Any]:
+    """What decode_node.scheduler counts: name to a number, or to {reason: number}; empty for another one."""
+    read = getattr(scheduler, "lockstep_counters", None)
+    counters: dict[str, Any] = read() if read is not None else {}
+    return counters
+
+
+def _lockstep_facts(engine_core: Any) -> dict[str, Any]:
+    """The fields of lockstep.node.facts.EngineFacts."""
+    scheduler_cls = type(engine_core.scheduler)
+    return {
+        "scheduler_cls": f"{scheduler_cls.__module__}.{scheduler_cls.__qualname__}",
+        "async_scheduling": bool(engine_core.vllm_config.scheduler_config.async_scheduling),
+        **engine_core.model_executor.collective_rpc(_worker_facts)[0],
     }
 
 
@@ -42,6 +62,19 @@ def _lockstep_abandon(engine_core: Any, request_ids: list[str]) -> None:
     if abandon is not None:
         for request_id in request_ids:
             abandon(request_id)
+
+
+def _worker_facts(worker: Any) -> dict[str, Any]:
+    """The graphs by which the V1 runner's dispatcher decides; V2 has another one, which is not read."""
+    dispatcher = getattr(worker.model_runner, "cudagraph_dispatcher", None)
+    keys = dispatcher.cudagraph_keys if dispatcher is not None else {}
+    return {
+        "cudagraph_mode": dispatcher.cudagraph_mode.name if dispatcher is not None else "",
+        "full_graph_tokens": sorted(
+            {key.num_tokens for mode, found in keys.items() if mode.name == "FULL" for key in found}
+        ),
+        "records_steps": hasattr(worker, "lockstep_take_step_records"),
+    }
 
 
 def _worker_status(worker: Any) -> dict[str, Any]:

@@ -9,12 +9,17 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine import EngineCoreRequest
 
 from lockstep.node.config import NodeConfig
+from lockstep.node.facts import EngineFacts
 
 
 class ApplyFlags(Protocol):
     """Sets the engine flags that the role owns; raises ConfigError for one that it refuses."""
 
     def __call__(self, args: AsyncEngineArgs, config: NodeConfig) -> None: ...
+
+
+def _fits(vllm_config: VllmConfig, facts: EngineFacts) -> None:
+    """Nothing that an engine core can make of a prefill node's configuration is unfit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,15 @@ class Role:
 
     connector_version: str
     """A part of the compatibility key."""
+
+    config: type[NodeConfig] = NodeConfig
+    """The role's own flags on top of those that both have."""
+
+    check_engine: Callable[[VllmConfig, EngineFacts], None] = _fits
+    """Looks at what an engine core made of the configuration; raises ConfigError like `check_config`."""
+
+    warmup_prompt_tokens: int = 24
+    """Length of the warm-up's prompts: what the role computes in one step."""
 
 
 KVTransferParams = dict[str, Any]

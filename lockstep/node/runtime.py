@@ -111,10 +111,12 @@ class Node:
         self._phase = "starting the engines"
         vllm_config = arguments.create_vllm_config(self.role, self.config, args)
         self.engine = engine = await Engine.start(vllm_config)
+        facts = await engine.facts()
+        self.role.check_engine(vllm_config, facts)
         self._phase = "warming up"
-        await warm_up(engine, self.config.warmup_timeout_s)
+        await warm_up(engine, self.role.warmup_prompt_tokens, self.config.warmup_timeout_s)
         await self.telemetry.poll(engine)
-        self.description = describe(self.role, self.config, vllm_config, engine.global_ranks)
+        self.description = describe(self.role, self.config, vllm_config, facts, engine.global_ranks)
         return engine
 
     async def _pump(self, engine: Engine) -> None:

@@ -16,11 +16,10 @@ from lockstep.node.engine import Engine
 
 logger = logging.getLogger(__name__)
 
-_PROMPT_TOKENS = 24
 _OUTPUT_TOKENS = 16
 
 
-async def warm_up(engine: Engine, timeout_s: float) -> None:
+async def warm_up(engine: Engine, prompt_tokens: int, timeout_s: float) -> None:
     """Run a greedy and a sampled request on each rank to their ends; raises InternalError at the deadline.
 
     Nothing else reads the engine's outputs meanwhile.
@@ -29,7 +28,8 @@ async def warm_up(engine: Engine, timeout_s: float) -> None:
     for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
         waiting = set()
         for rank in range(engine.num_ranks):
-            request = _request(f"warmup-{name}-{rank}", temperature, offset=rank)
+            prompt = range(10 + rank, 10 + rank + prompt_tokens)
+            request = _request(f"warmup-{name}-{rank}", temperature, prompt)
             await engine.add(request, rank)
             waiting.add(request.request_id)
         try:
@@ -45,10 +45,10 @@ async def warm_up(engine: Engine, timeout_s: float) -> None:
     logger.info("warm after %.1f s", time.monotonic() - started)
 
 
-def _request(request_id: str, temperature: float, offset: int) -> EngineCoreRequest:
+def _request(request_id: str, temperature: float, prompt: range) -> EngineCoreRequest:
     return EngineCoreRequest(
         request_id=request_id,
-        prompt_token_ids=[offset + 10 + i for i in range(_PROMPT_TOKENS)],
+        prompt_token_ids=list(prompt),
         mm_features=None,
         sampling_params=SamplingParams(
             temperature=temperature, max_tokens=_OUTPUT_TOKENS, ignore_eos=True, seed=None

@@ -21,7 +21,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeDescription(_message.Message):
-    __slots__ = ("protocol_version", "role", "group_id", "instance_id", "ready", "model", "revision", "tokenizer", "tokenizer_hash", "generation_config_hash", "dtype", "kv_cache_dtype", "block_size", "served_context_limit", "max_model_len", "num_speculative_tokens", "speculative_method", "speculative_config", "trust_remote_code", "hash_seed", "vllm_version", "nixl_version", "connector_version", "lockstep_version", "runner", "generation_config", "ranks")
+    __slots__ = ("protocol_version", "role", "group_id", "instance_id", "ready", "model", "revision", "tokenizer", "tokenizer_hash", "generation_config_hash", "dtype", "kv_cache_dtype", "block_size", "served_context_limit", "max_model_len", "num_speculative_tokens", "speculative_method", "speculative_config", "trust_remote_code", "hash_seed", "vllm_version", "nixl_version", "connector_version", "lockstep_version", "runner", "generation_config", "ranks", "engine")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,7 @@ class NodeDescription(_message.Message):
     RUNNER_FIELD_NUMBER: _ClassVar[int]
     GENERATION_CONFIG_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     role: Role
     group_id: str
@@ -76,7 +77,44 @@ class NodeDescription(_message.Message):
     runner: str
     generation_config: str
     ranks: _containers.RepeatedCompositeFieldContainer[RankDescription]
-    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., group_id: _Optional[str] = ..., instance_id: _Optional[str] = ..., ready: _Optional[bool] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., tokenizer: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., generation_config_hash: _Optional[str] = ..., dtype: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., served_context_limit: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_speculative_tokens: _Optional[int] = ..., speculative_method: _Optional[str] = ..., speculative_config: _Optional[str] = ..., trust_remote_code: _Optional[bool] = ..., hash_seed: _Optional[str] = ..., vllm_version: _Optional[str] = ..., nixl_version: _Optional[str] = ..., connector_version: _Optional[str] = ..., lockstep_version: _Optional[str] = ..., runner: _Optional[str] = ..., generation_config: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[RankDescription, _Mapping]]] = ...) -> None: ...
+    engine: EngineSettings
+    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., group_id: _Optional[str] = ..., instance_id: _Optional[str] = ..., ready: _Optional[bool] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., tokenizer: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., generation_config_hash: _Optional[str] = ..., dtype: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., served_context_limit: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_speculative_tokens: _Optional[int] = ..., speculative_method: _Optional[str] = ..., speculative_config: _Optional[str] = ..., trust_remote_code: _Optional[bool] = ..., hash_seed: _Optional[str] = ..., vllm_version: _Optional[str] = ..., nixl_version: _Optional[str] = ..., connector_version: _Optional[str] = ..., lockstep_version: _Optional[str] = ..., runner: _Optional[str] = ..., generation_config: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[RankDescription, _Mapping]]] = ..., engine: _Optional[_Union[EngineSettings, _Mapping]] = ...) -> None: ...
+
+class EngineSettings(_message.Message):
+    __slots__ = ("scheduler_cls", "async_scheduling", "cudagraph_mode", "full_graph_tokens", "max_num_scheduled_tokens", "long_prefill_token_threshold", "kv_lease_s", "kv_lease_renewal_s", "registration_deadline_s", "kv_load_failure_policy", "arrival_padding", "strict", "records_steps", "data_parallel_size", "pipeline_parallel_size", "device")
+    SCHEDULER_CLS_FIELD_NUMBER: _ClassVar[int]
+    ASYNC_SCHEDULING_FIELD_NUMBER: _ClassVar[int]
+    CUDAGRAPH_MODE_FIELD_NUMBER: _ClassVar[int]
+    FULL_GRAPH_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_SCHEDULED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LONG_PREFILL_TOKEN_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    KV_LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    KV_LEASE_RENEWAL_S_FIELD_NUMBER: _ClassVar[int]
+    REGISTRATION_DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    KV_LOAD_FAILURE_POLICY_FIELD_NUMBER: _ClassVar[int]
+    ARRIVAL_PADDING_FIELD_NUMBER: _ClassVar[int]
+    STRICT_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_STEPS_FIELD_NUMBER: _ClassVar[int]
+    DATA_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    scheduler_cls: str
+    async_scheduling: bool
+    cudagraph_mode: str
+    full_graph_tokens: _containers.RepeatedScalarFieldContainer[int]
+    max_num_scheduled_tokens: int
+    long_prefill_token_threshold: int
+    kv_lease_s: float
+    kv_lease_renewal_s: float
+    registration_deadline_s: float
+    kv_load_failure_policy: str
+    arrival_padding: bool
+    strict: bool
+    records_steps: bool
+    data_parallel_size: int
+    pipeline_parallel_size: int
+    device: str
+    def __init__(self, scheduler_cls: _Optional[str] = ..., async_scheduling: _Optional[bool] = ..., cudagraph_mode: _Optional[str] = ..., full_graph_tokens: _Optional[_Iterable[int]] = ..., max_num_scheduled_tokens: _Optional[int] = ..., long_prefill_token_threshold: _Optional[int] = ..., kv_lease_s: _Optional[float] = ..., kv_lease_renewal_s: _Optional[float] = ..., registration_deadline_s: _Optional[float] = ..., kv_load_failure_policy: _Optional[str] = ..., arrival_padding: _Optional[bool] = ..., strict: _Optional[bool] = ..., records_steps: _Optional[bool] = ..., data_parallel_size: _Optional[int] = ..., pipeline_parallel_size: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
 
 class RankDescription(_message.Message):
     __slots__ = ("global_rank", "local_rank", "engine_id", "side_channel_host", "side_channel_port", "tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "num_kv_blocks")
@@ -243,7 +281,7 @@ class NodeStatus(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., age_s: _Optional[float] = ..., num_sessions: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ...) -> None: ...
 
 class RankStatus(_message.Message):
-    __slots__ = ("global_rank", "load", "steps", "step_records_dropped", "draft_tokens", "accepted_tokens", "kv")
+    __slots__ = ("global_rank", "load", "steps", "step_records_dropped", "draft_tokens", "accepted_tokens", "kv", "scheduler")
     GLOBAL_RANK_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -251,6 +289,7 @@ class RankStatus(_message.Message):
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
     global_rank: int
     load: RankLoad
     steps: _containers.RepeatedCompositeFieldContainer[StepCount]
@@ -258,17 +297,46 @@ class RankStatus(_message.Message):
     draft_tokens: int
     accepted_tokens: int
     kv: KVStatus
-    def __init__(self, global_rank: _Optional[int] = ..., load: _Optional[_Union[RankLoad, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[StepCount, _Mapping]]] = ..., step_records_dropped: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., kv: _Optional[_Union[KVStatus, _Mapping]] = ...) -> None: ...
+    scheduler: SchedulerStatus
+    def __init__(self, global_rank: _Optional[int] = ..., load: _Optional[_Union[RankLoad, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[StepCount, _Mapping]]] = ..., step_records_dropped: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., kv: _Optional[_Union[KVStatus, _Mapping]] = ..., scheduler: _Optional[_Union[SchedulerStatus, _Mapping]] = ...) -> None: ...
+
+class SchedulerStatus(_message.Message):
+    __slots__ = ("padded_arrivals", "placeholder_drafts", "bounced", "violations")
+    class BouncedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class ViolationsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    PADDED_ARRIVALS_FIELD_NUMBER: _ClassVar[int]
+    PLACEHOLDER_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    BOUNCED_FIELD_NUMBER: _ClassVar[int]
+    VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
+    padded_arrivals: int
+    placeholder_drafts: int
+    bounced: _containers.ScalarMap[str, int]
+    violations: _containers.ScalarMap[str, int]
+    def __init__(self, padded_arrivals: _Optional[int] = ..., placeholder_drafts: _Optional[int] = ..., bounced: _Optional[_Mapping[str, int]] = ..., violations: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class StepCount(_message.Message):
-    __slots__ = ("mode", "cause", "count")
+    __slots__ = ("mode", "cause", "count", "origin")
     MODE_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
     mode: str
     cause: str
     count: int
-    def __init__(self, mode: _Optional[str] = ..., cause: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+    origin: str
+    def __init__(self, mode: _Optional[str] = ..., cause: _Optional[str] = ..., count: _Optional[int] = ..., origin: _Optional[str] = ...) -> None: ...
 
 class KVStatus(_message.Message):
     __slots__ = ("pushed_requests", "pushed_blocks", "pushed_bytes", "received_requests", "received_blocks", "events", "bytes_per_block", "quarantined_blocks", "quarantined_requests")

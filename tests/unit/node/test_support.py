@@ -23,7 +23,6 @@ from vllm.v1.engine import EngineCoreRequest
 from decode_node.service import ROLE as DECODE
 from lockstep.errors import ConfigError, InvalidRequestError
 from lockstep.node import support
-from lockstep.node.config import NodeConfig
 from lockstep.node.role import Role
 from prefill_node.service import ROLE as PREFILL
 from proxy import arguments, refusals
@@ -138,7 +137,7 @@ def test_method_given_by_name_is_refused_before_vllm_resolves_it(role: Role, met
     """vLLM would want a draft model or another package first."""
     args = AsyncEngineArgs(model=str(PICO), speculative_config={"method": method})
     with pytest.raises(ConfigError, match=f"method '{method}' is not served; give one of mtp, eagle, eagle3"):
-        role.apply_flags(args, NodeConfig())
+        role.apply_flags(args, role.config())
 
 
 def request(**fields: Any) -> EngineCoreRequest:

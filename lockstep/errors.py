@@ -8,7 +8,8 @@
     │   ├── NoPrefillNodeError    no ready prefill rank fits
     │   ├── NoDecodeNodeError     no ready decode rank fits
     │   ├── DrainingError         the node or proxy is shutting down
-    │   └── NodeLostError         the node that held the request went away
+    │   ├── NodeLostError         the node that held the request went away
+    │   └── AttemptsExhaustedError  as many attempts as allowed ended without an answer
     ├── KVTransferError           the KV cache did not reach the decode rank
     ├── DeadlineError             the request did not finish in its time
     └── InternalError             anything else; the cause is in the log only
@@ -69,6 +70,10 @@ class DrainingError(UnavailableError):
 
 class NodeLostError(UnavailableError):
     """The node that held the request went away."""
+
+
+class AttemptsExhaustedError(UnavailableError):
+    """As many attempts as allowed ended without an answer."""
 
 
 class KVTransferError(LockstepError):

@@ -148,6 +148,9 @@ class ProxyDocument:
     attempts_by_reason: dict[str, int]
     ttft_count: int
     ttft_sum_s: float
+    # What an older proxy of this schema's version does not send.
+    attempt_gap_count: int = 0
+    attempt_gap_sum_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,12 @@ class ProxyConfig(ServiceConfig):
     request_timeout_s: float = Field(
         600.0, gt=0, description="longest time a request may take, queueing included"
     )
+    max_attempts: int = Field(
+        8,
+        ge=1,
+        description="how often a request may be sent to a prefill and a decode rank before it ends with an "
+        "error; 1 never tries again",
+    )
     drain_timeout_s: float = Field(30.0, ge=0, description="time running requests get after SIGTERM")
     log_format: Literal["console", "json"] = Field("console", description="console or json")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="of our own loggers")

@@ -11,7 +11,7 @@ from vllm.v1.engine.core_client import EngineCoreClient
 from proxy import legs
 from proxy.flight import Flight
 from proxy.flow import Flow
-from proxy.ids import LegIds
+from proxy.ids import ChoiceIds
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class ClusterClient(EngineCoreClient):
     Administrative calls (sleep, LoRA, profiling, ...) stay vLLM's NotImplementedError: clients see a 501.
     """
 
-    def __init__(self, flow: Flow, ids: LegIds) -> None:
+    def __init__(self, flow: Flow, ids: ChoiceIds) -> None:
         self.flow = flow
         self.resources = _Resources()
         self.engine_ranks_managed = [0]

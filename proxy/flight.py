@@ -1,61 +1,46 @@
-"""The state of one request in flight: its two legs, what has come from each, and when."""
+"""One choice of a client's request: its attempts, and what its one stream has been given so far."""
 
-import enum
 import time
 from dataclasses import dataclass, field
 
-from vllm.v1.engine import (
-    EngineCoreEvent,
-    EngineCoreEventType,
-    EngineCoreOutput,
-    EngineCoreRequest,
-    FinishReason,
-)
+from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, EngineCoreRequest
 
-from lockstep.errors import InternalError, KVTransferError
-from proxy.routing import RankLoad
-
-
-class Phase(enum.Enum):
-    """Where a request is; it only moves down this list."""
-
-    QUEUED = "queued"
-    """In the proxy, below no rank's window yet."""
-    DISPATCHED = "dispatched"
-    """Both legs are with their nodes."""
-    PREFILLED = "prefilled"
-    """The prefill leg ended well; its KV is on its way or there."""
-    STREAMING = "streaming"
-    """Decode's first token was passed on, so the KV has arrived and prefill is no longer needed."""
+from proxy.attempt import Attempt
+from proxy.attempt_end import AttemptEnd
+from proxy.ids import leg_id
+from proxy.metrics import AttemptReason
+from proxy.nodes import Role
+from proxy.routing import RankKey, RankLoad
 
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """One choice of a client's request, from `add_request_async` to its end.
+    """From `add_request_async` to the end that the client sees, over as many attempts as it takes.
 
-    `front_id` is vLLM's internal id, unique however often a client repeats its X-Request-Id; `leg_id` is
-    ours. Times are `time.monotonic` of the proxy.
+    `front_id` is vLLM's internal id, unique however often a client repeats its X-Request-Id; `choice_id` is
+    ours, and begins the ids of all its legs. Times are `time.monotonic` of the proxy.
     """
 
     front_id: str
     request: EngineCoreRequest
-    leg_id: str
+    choice_id: str
     prompt_tokens: int
-    phase: Phase = Phase.QUEUED
-    prefill: RankLoad | None = None
-    decode: RankLoad | None = None
+    attempts: list[Attempt] = field(default_factory=list)
+    attempt: Attempt | None = None
+    """The live one; None while the choice waits to be sent."""
+    next_reason: AttemptReason = AttemptReason.FIRST
+    output_token_ids: list[int] = field(default_factory=list)
+    """All that were passed on to the front end; the next attempt goes on after them."""
+    failed_at: dict[RankKey, int] = field(default_factory=dict)
+    """Ranks that an attempt failed on, with the number of the last such attempt."""
     queued_s: float = field(default_factory=time.monotonic)
     arrived_s: float = field(init=False)
     """Before `queued_s` by what tokenizing took; vLLM notes the arrival on the wall clock."""
-    dispatched_s: float = 0.0
-    prefill_scheduled_s: float = 0.0
-    prefilled_s: float = 0.0
     first_token_s: float = 0.0
-    output_tokens: int = 0
-    prefill_released: bool = False
-    """The prompt no longer counts as outstanding on its prefill rank."""
-    _prefill_output: EngineCoreOutput | None = None
-    _held: list[EngineCoreOutput] = field(default_factory=list)
+    stalled_s: float | None = None
+    """Since when an ended attempt keeps the stream waiting."""
+    _events: list[EngineCoreEvent] = field(default_factory=list)
+    """For the next output."""
 
     def __post_init__(self) -> None:
         self.arrived_s = self.queued_s - max(0.0, time.time() - self.request.arrival_time)
@@ -65,89 +50,88 @@ class Flight:
         """The id that the client sees."""
         return self.request.external_req_id or self.front_id
 
-    def dispatched(self, prefill: RankLoad, decode: RankLoad) -> None:
-        """Both legs were sent."""
-        self.phase = Phase.DISPATCHED
-        self.prefill, self.decode = prefill, decode
-        self.dispatched_s = time.monotonic()
+    @property
+    def tokens(self) -> int:
+        """What the next attempt's prefill computes."""
+        return self.prompt_tokens + len(self.output_token_ids)
 
-    def on_prefill(self, output: EngineCoreOutput, clock_offset_s: float) -> list[EngineCoreOutput]:
-        """Take an output of the prefill leg and return what may go to the front end now.
+    @property
+    def next_leg_id(self) -> str:
+        """The id of both legs of the next attempt; never used before."""
+        return leg_id(self.choice_id, len(self.attempts) + 1)
 
-        The leg's token is not for the client: decode samples its own first token in this version. Passing
-        this one on early starts here. Raises InternalError if the leg ended other than by its length.
+    def begin(self, prefill: RankLoad, decode: RankLoad) -> Attempt:
+        """Both legs go to these ranks."""
+        number = len(self.attempts) + 1
+        attempt = Attempt(self.next_leg_id, number, self.next_reason, prefill, decode, self.tokens)
+        self.attempts.append(attempt)
+        self.attempt = attempt
+        return attempt
+
+    def attempt_over(self) -> None:
+        """The live attempt ended; if without an answer, note what the next one has to know."""
+        attempt = self.attempt
+        if attempt is None:
+            return
+        self.attempt = None
+        attempt.over()
+        if attempt.end is not None:
+            self._note(attempt, attempt.end)
+
+    def on_output(
+        self, role: Role, output: EngineCoreOutput, clock_offset_s: float
+    ) -> list[EngineCoreOutput]:
+        """Take an output of the live attempt's leg and return what goes to the front end now.
+
+        Raises InternalError as `Attempt.on_output` does; sets `attempt.end` where another one may go on.
         """
-        for event in output.events or ():
-            if event.type == EngineCoreEventType.SCHEDULED and not self.prefill_scheduled_s:
-                self.prefill_scheduled_s = event.timestamp + clock_offset_s
-        if output.finish_reason is None:
+        attempt = self.attempt
+        if attempt is None:
             return []
-        if output.finish_reason is not FinishReason.LENGTH:
-            raise InternalError("The prompt could not be computed.")
-        self._prefill_output = output
-        self.phase = Phase.PREFILLED
-        self.prefilled_s = time.monotonic()
-        held, self._held = self._held, []
-        return [self._for_client(held_output) for held_output in held]
+        outputs = attempt.on_output(role, output, clock_offset_s)
+        return [self._for_client(attempt, released) for released in outputs]
 
-    def on_decode(self, output: EngineCoreOutput, clock_offset_s: float) -> list[EngineCoreOutput]:
-        """Take an output of the decode leg and return what may go to the front end now.
+    def _note(self, attempt: Attempt, end: AttemptEnd) -> None:
+        self.next_reason = end.reason
+        if self.stalled_s is None:
+            self.stalled_s = attempt.ended_s
+        # vLLM counts preemptions by these events. Decode's own may have come with its last tokens.
+        if end.reason is AttemptReason.PREEMPTED and not attempt.preempted:
+            self._events.append(EngineCoreEvent(EngineCoreEventType.PREEMPTED, attempt.ended_s))
+        for role in end.failed:
+            load = attempt.load(role)
+            for rank in load.node.ranks if end.whole_node else (load.rank,):
+                self.failed_at[(load.node.address, rank.local_rank)] = attempt.number
 
-        The two nodes' streams are not ordered among each other, so decode's first output waits for prefill's
-        last: prompt logprobs and cached-token counts come from there. Raises KVTransferError or InternalError
-        for an end that is not one of generation.
+    def _for_client(self, attempt: Attempt, output: EngineCoreOutput) -> EngineCoreOutput:
+        """Make decode's output look like that of the one engine that the front end believes in.
+
+        To that engine there is one stream: it is queued and scheduled once, and its prompt computed once.
         """
-        if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
-            if self.phase is Phase.STREAMING:
-                raise InternalError("The generation failed.")
-            raise KVTransferError("The KV cache did not reach the decode rank.")
-        _rebase(output.events, clock_offset_s)
-        if self.phase is Phase.DISPATCHED:
-            self._held.append(output)
-            return []
-        return [self._for_client(output)]
-
-    def _for_client(self, output: EngineCoreOutput) -> EngineCoreOutput:
-        """Make decode's output look like that of the one engine that the front end believes in."""
+        preemptions = [e for e in output.events or () if e.type == EngineCoreEventType.PREEMPTED]
+        attempt.preempted |= bool(preemptions)
+        events, self._events = [*self._events, *preemptions], []
         output.request_id = self.front_id
         output.kv_transfer_params = None
-        self.output_tokens += len(output.new_token_ids)
-        if self.phase is not Phase.STREAMING:
-            self.phase = Phase.STREAMING
+        prefill, attempt.prefill_output = attempt.prefill_output, None
+        if self.first_token_s:
+            output.prefill_stats = None
+        else:
             self.first_token_s = time.monotonic()
-            self._add_prefill_part(output)
+            events = [*self._first_events(attempt), *events]
+            if prefill is not None:
+                output.new_prompt_logprobs_tensors = prefill.new_prompt_logprobs_tensors
+                output.prompt_token_id_logprobs = prefill.prompt_token_id_logprobs
+                output.prefill_stats = prefill.prefill_stats or output.prefill_stats
+        output.events = events or None
+        # A copy: the front end cuts tokens after a stop string off the output's own list.
+        self.output_token_ids += output.new_token_ids
         return output
 
-    def _add_prefill_part(self, output: EngineCoreOutput) -> None:
+    def _first_events(self, attempt: Attempt) -> list[EngineCoreEvent]:
         """Queueing ends when prefill first schedules the request; what decode waits is part of prefill."""
-        preempted = [e for e in output.events or () if e.type == EngineCoreEventType.PREEMPTED]
-        output.events = [
+        scheduled_s = next((a.prefill_scheduled_s for a in self.attempts if a.prefill_scheduled_s), 0.0)
+        return [
             EngineCoreEvent(EngineCoreEventType.QUEUED, self.queued_s),
-            EngineCoreEvent(EngineCoreEventType.SCHEDULED, self.prefill_scheduled_s or self.dispatched_s),
-            *preempted,
+            EngineCoreEvent(EngineCoreEventType.SCHEDULED, scheduled_s or attempt.dispatched_s),
         ]
-        prefill = self._prefill_output
-        if prefill is not None:
-            output.new_prompt_logprobs_tensors = prefill.new_prompt_logprobs_tensors
-            output.prompt_token_id_logprobs = prefill.prompt_token_id_logprobs
-            output.prefill_stats = prefill.prefill_stats or output.prefill_stats
-            self._prefill_output = None
-
-    def timings(self) -> str:
-        """The steps in milliseconds from queueing on; '-' for one that was not reached."""
-        steps = {
-            "dispatched": self.dispatched_s,
-            "prefilled": self.prefilled_s,
-            "first_token": self.first_token_s,
-            "finished": time.monotonic(),
-        }
-        return " ".join(
-            f"{name}_ms={(at - self.queued_s) * 1000:.1f}" if at else f"{name}_ms=-"
-            for name, at in steps.items()
-        )
-
-
-def _rebase(events: list[EngineCoreEvent] | None, clock_offset_s: float) -> None:
-    """Move events to this process's clock; monotonic clocks of two machines have nothing in common."""
-    for event in events or ():
-        event.timestamp += clock_offset_s

@@ -1,6 +1,7 @@
 """Derives the two legs of an attempt from vLLM's EngineCoreRequest, as pure functions."""
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -19,16 +20,20 @@ def prompt_tokens(request: EngineCoreRequest) -> int:
     return len(request.prompt_embeds)
 
 
-def prefill_leg(request: EngineCoreRequest, leg_id: str, token: str) -> EngineCoreRequest:
-    """The request that computes the prompt and pushes its KV; it ends after one token, by its length.
+def prefill_leg(
+    request: EngineCoreRequest, leg_id: str, token: str, output_token_ids: Sequence[int] = ()
+) -> EngineCoreRequest:
+    """The request that computes the prompt and pushes its KV; it ends after one new token, by its length.
 
-    Nothing may end it earlier or otherwise: the connector pushes only for a request that ended by its length
-    (vLLM nixl/push_scheduler.py::request_finished). min_tokens still holds for the one token it samples, and
-    cannot exceed max_tokens (vLLM sampling_params.py::_verify_args).
+    `output_token_ids` is what earlier attempts generated: they travel apart from the prompt, and count as
+    output on the node. Nothing may end the leg earlier or otherwise: the connector pushes only for a request
+    that ended by its length (vLLM nixl/push_scheduler.py::request_finished). min_tokens still holds for the
+    token it samples, and cannot exceed max_tokens (vLLM sampling_params.py::_verify_args). Prompt logprobs
+    went out with the client's first token.
     """
     params = copy.copy(request.sampling_params)
-    params.max_tokens = 1
-    params.min_tokens = min(params.min_tokens, 1)
+    params.max_tokens = len(output_token_ids) + 1
+    params.min_tokens = min(params.min_tokens, params.max_tokens)
     params.stop = []
     params.output_text_buffer_length = 0
     params.stop_token_ids = []
@@ -37,21 +42,34 @@ def prefill_leg(request: EngineCoreRequest, leg_id: str, token: str) -> EngineCo
     params.repetition_detection = None
     params.logprobs = None
     params.logprob_token_ids = None
-    return _leg(request, leg_id, params, prefill_leg_params(token))
+    if output_token_ids:
+        _ask_no_prompt_logprobs(params)
+    return _leg(request, leg_id, params, prefill_leg_params(token, output_token_ids))
 
 
-def decode_leg(request: EngineCoreRequest, leg_id: str, peer: PrefillPeer, token: str) -> EngineCoreRequest:
+def decode_leg(
+    request: EngineCoreRequest,
+    leg_id: str,
+    peer: PrefillPeer,
+    token: str,
+    output_token_ids: Sequence[int] = (),
+) -> EngineCoreRequest:
     """The request that waits for the KV and generates all tokens that the client sees.
 
-    It never asks for prompt logprobs: with them vLLM ignores the transferred KV and computes the whole prompt
-    again (v1/core/sched/scheduler.py:983, through `skip_reading_prefix_cache`).
+    Its limits stay the client's: `output_token_ids` count as output on the node. It never asks for prompt
+    logprobs: with them vLLM ignores the transferred KV and computes the whole prompt again
+    (v1/core/sched/scheduler.py:983, through `skip_reading_prefix_cache`).
     """
     params = copy.copy(request.sampling_params)
+    _ask_no_prompt_logprobs(params)
+    return _leg(request, leg_id, params, decode_leg_params(peer, leg_id, token, output_token_ids))
+
+
+def _ask_no_prompt_logprobs(params: SamplingParams) -> None:
     params.prompt_logprobs = None
     params.prompt_logprob_token_ids = None
     params.prompt_logprob_start = None
     params.skip_reading_prefix_cache = False
-    return _leg(request, leg_id, params, decode_leg_params(peer, leg_id, token))
 
 
 def _leg(

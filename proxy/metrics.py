@@ -26,10 +26,28 @@ _TTFT_BUCKETS_S = (
 )
 
 
+_ATTEMPTS_BUCKETS = tuple(range(1, 11))
+_GAP_BUCKETS_S = (*(0.01, 0.025, 0.05, 0.1, 0.25, 0.5), *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0))
+
+
 class AttemptReason(StrEnum):
-    """Why both legs of a choice were sent."""
+    """Why both legs of a choice were sent: for the first time, or because of how the attempt before ended."""
 
     FIRST = "first"
+    PREEMPTED = "preempted"
+    """Decode needed its KV blocks for another request."""
+    KV_LOAD_FAILED = "kv_load_failed"
+    """The KV cache did not reach decode."""
+    LOCAL_PREFILL = "local_prefill"
+    """Decode would have had to compute more than one of its tokens."""
+    PREFILL_LOST = "prefill_lost"
+    """The prefill node went away before the KV had arrived."""
+    DECODE_LOST = "decode_lost"
+    """The decode node went away."""
+    REFUSED = "refused"
+    """A node answered with an error that says to try again."""
+    PREFILL_FAILED = "prefill_failed"
+    """Prefill ended without having computed the prompt."""
 
 
 class ProxyMetrics:
@@ -55,6 +73,18 @@ class ProxyMetrics:
             ["reason"],
             registry=self.registry,
         )
+        self.attempts_per_request = Histogram(
+            "lockstep_proxy_attempts_per_request",
+            "Attempts that a choice took, counted when it ends; one that was never sent is not counted.",
+            buckets=_ATTEMPTS_BUCKETS,
+            registry=self.registry,
+        )
+        self.attempt_gap = Histogram(
+            "lockstep_proxy_attempt_gap_seconds",
+            "From the end of an attempt without an answer to the next token passed on to the front end.",
+            buckets=_GAP_BUCKETS_S,
+            registry=self.registry,
+        )
         self.requests_queued = Gauge(
             "lockstep_proxy_requests_queued",
             "Choices that wait in the proxy for a prefill rank below its window.",
@@ -65,10 +95,12 @@ class ProxyMetrics:
         for reason in AttemptReason:
             self.attempts.labels(reason)
 
-    def ended(self, outcome: str) -> None:
-        """A choice ended as `Flow._end` names it."""
+    def ended(self, outcome: str, num_attempts: int) -> None:
+        """A choice ended as `InFlight.end` names it."""
         label = outcome.replace(" ", "_")
         self.requests.labels(label if label in OUTCOMES else OTHER).inc()
+        if num_attempts:
+            self.attempts_per_request.observe(num_attempts)
 
     def attempted(self, reason: AttemptReason) -> None:
         """Both legs of a choice were sent."""
@@ -77,6 +109,10 @@ class ProxyMetrics:
     def first_token(self, ttft_s: float) -> None:
         """A choice's first token was passed on."""
         self.ttft.observe(ttft_s)
+
+    def resumed(self, gap_s: float) -> None:
+        """A choice whose attempt had ended got its next token."""
+        self.attempt_gap.observe(gap_s)
 
     @contextlib.contextmanager
     def published(self, num_queued: Callable[[], int]) -> Iterator[None]:

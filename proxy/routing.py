@@ -1,12 +1,16 @@
 """Picks ranks: prefill by outstanding prompt tokens, decode by running and waiting requests."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from lockstep.errors import InvalidRequestError, NoDecodeNodeError, NoPrefillNodeError
 from proxy.nodes import Node, Rank
 
+RankKey = tuple[str, int]
+"""A rank over its node's restarts: address and local rank."""
+
+_NONE_FAILED: Mapping[RankKey, int] = {}
 _uses = itertools.count(1)
 
 
@@ -23,6 +27,11 @@ class RankLoad:
     """Requests running and waiting at the last report, other proxies' included."""
     sent_since_report: int = 0
     last_use: int = field(default=0)
+
+    @property
+    def key(self) -> RankKey:
+        """Names the rank."""
+        return self.node.address, self.rank.local_rank
 
     @property
     def requests(self) -> int:
@@ -81,31 +90,37 @@ class Ranks:
         if load is not None:
             load.report(num_running, num_waiting)
 
-    def pick_prefill(self, nodes: Iterable[Node]) -> RankLoad | None:
-        """The rank with the least outstanding prompt tokens, or None while that one is at its window.
+    def pick_prefill(
+        self, nodes: Iterable[Node], failed_at: Mapping[RankKey, int] = _NONE_FAILED
+    ) -> RankLoad | None:
+        """The rank with the least outstanding prompt tokens, or None while all are at their window.
 
-        Raises NoPrefillNodeError without a live rank.
+        A rank of `failed_at` comes after all others, the one that failed last the very last. Raises
+        NoPrefillNodeError without a live rank.
         """
         loads = self._of(nodes)
         if not loads:
             raise NoPrefillNodeError("No prefill node is ready.")
-        best = min(loads, key=lambda load: (load.outstanding_tokens, load.last_use))
-        return best if best.below_window else None
+        return min(
+            (load for load in loads if load.below_window),
+            key=lambda load: (failed_at.get(load.key, 0), load.outstanding_tokens, load.last_use),
+            default=None,
+        )
 
-    def pick_decode(self, nodes: Iterable[Node]) -> RankLoad:
-        """The rank with the fewest requests, the longest unused one of equals.
+    def pick_decode(self, nodes: Iterable[Node], failed_at: Mapping[RankKey, int] = _NONE_FAILED) -> RankLoad:
+        """The rank with the fewest requests, the longest unused one of equals; `failed_at` as for prefill.
 
         Raises NoDecodeNodeError without a live rank.
         """
         loads = self._of(nodes)
         if not loads:
             raise NoDecodeNodeError("No decode node is ready.")
-        return min(loads, key=lambda load: (load.requests, load.last_use))
+        return min(loads, key=lambda load: (failed_at.get(load.key, 0), load.requests, load.last_use))
 
-    def decode_at(self, known: Iterable[Node], index: int) -> RankLoad:
+    def decode_at(self, known: Iterable[Node], live: Iterable[Node], index: int) -> RankLoad:
         """The decode rank that a client asked for by number (`decode_ranks` numbers them).
 
-        Raises InvalidRequestError for a number that no rank has, NoDecodeNodeError when the rank is away.
+        Raises InvalidRequestError for a number that no rank has, NoDecodeNodeError when its node is not live.
         """
         ranks = decode_ranks(known)
         if not 0 <= index < len(ranks):
@@ -114,7 +129,7 @@ class Ranks:
             )
         node, rank = ranks[index]
         load = self._loads.get(node.address, {}).get(rank.local_rank)
-        if load is None:
+        if load is None or all(node.address != other.address for other in live):
             raise NoDecodeNodeError(f"Decode rank {index} is not ready.")
         return load
 

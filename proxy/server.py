@@ -30,7 +30,7 @@ from proxy.engine_core_client import ClusterClient
 from proxy.first_byte import FirstByteGate
 from proxy.flow import Flow
 from proxy.front_end import FrontEnd
-from proxy.ids import LegIds
+from proxy.ids import ChoiceIds
 from proxy.nodes import Node, Role
 from proxy.rank_header import RankHeader
 from proxy.routing import Ranks
@@ -82,8 +82,9 @@ async def answering_health(sock: socket.socket, flow: Flow) -> AsyncIterator[Non
 async def sessions(config: ProxyConfig) -> AsyncIterator[tuple[Cluster, ClusterClient]]:
     """Keep a session to every listed node open."""
     cluster = Cluster(config.prefill_addresses, config.decode_addresses)
-    ids = LegIds()
-    flow = Flow(cluster, Ranks(config.prefill_window_tokens), config.request_timeout_s)
+    ids = ChoiceIds()
+    ranks = Ranks(config.prefill_window_tokens)
+    flow = Flow(cluster, ranks, config.request_timeout_s, config.max_attempts)
     listed: list[tuple[Role, str]] = [
         *(("prefill", address) for address in config.prefill_addresses),
         *(("decode", address) for address in config.decode_addresses),

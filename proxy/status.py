@@ -90,6 +90,7 @@ async def _ask(session: NodeSession | None, node: Node | None) -> _Answer:
 def _proxy(flow: Flow, served: Served, uptime_s: float) -> schema.ProxyDocument:
     reason = flow.not_ready_because()
     ttft_count, ttft_sum_s = metrics.count_and_sum(flow.metrics.ttft)
+    gap_count, gap_sum_s = metrics.count_and_sum(flow.metrics.attempt_gap)
     return schema.ProxyDocument(
         version=metadata.version("lockstep"),
         uptime_s=uptime_s,
@@ -101,6 +102,8 @@ def _proxy(flow: Flow, served: Served, uptime_s: float) -> schema.ProxyDocument:
         queued_requests=flow.num_queued,
         ttft_count=ttft_count,
         ttft_sum_s=ttft_sum_s,
+        attempt_gap_count=gap_count,
+        attempt_gap_sum_s=gap_sum_s,
         **_counts(flow.metrics),
     )
 

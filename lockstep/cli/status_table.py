@@ -18,6 +18,8 @@ def status_tables(document: StatusDocument, url: str) -> Iterator[Text | Table]:
     """What to print, in order: the proxy, the nodes, their ranks, and what is wrong with the KV transfer."""
     yield _headline(document.proxy, url)
     yield _requests(document.proxy)
+    if again := _further_attempts(document.proxy):
+        yield Text(again)
     yield Text()
     yield _nodes(document)
     yield Text()
@@ -42,6 +44,21 @@ def _requests(proxy: ProxyDocument) -> Text:
     if proxy.ttft_count:
         text += f"; first token after {proxy.ttft_sum_s / proxy.ttft_count * 1000:,.0f} ms on average"
     return Text(text)
+
+
+def _further_attempts(proxy: ProxyDocument) -> str:
+    """What kept answers waiting on the way; empty when each went through at once."""
+    first = "first"
+    again = ", ".join(
+        f"{n:,} {reason}" for reason, n in proxy.attempts_by_reason.items() if n and reason != first
+    )
+    if not again:
+        return ""
+    text = f"Attempts: {sum(proxy.attempts_by_reason.values()):,}, after the first: {again}"
+    if proxy.attempt_gap_count:
+        gap_ms = proxy.attempt_gap_sum_s / proxy.attempt_gap_count * 1000
+        text += f"; next token after {gap_ms:,.0f} ms on average"
+    return text
 
 
 def _nodes(document: StatusDocument) -> Table:

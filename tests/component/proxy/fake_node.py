@@ -2,7 +2,8 @@
 
 It refuses what the real node refuses (lockstep/node/server.py). Its answer is the prompt again, so a
 crossed answer is seen, and decode gives it only once the prefill of the same id and token has "pushed": the
-pairing is real.
+pairing is real. A leg that carries tokens of earlier attempts is refused unless these are the beginning of
+that answer, and equal on both sides: a token that was lost or repeated is seen here.
 """
 
 import asyncio
@@ -26,6 +27,7 @@ from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import LogprobsTensors
 
 from kv_transfer.params import parse_decode_leg, parse_prefill_leg
+from lockstep.bounce import Bounce
 from lockstep.errors import DrainingError, InvalidRequestError, LockstepError, WrongLegError
 from lockstep.rpc import codec
 from lockstep.rpc.channel import PROTOCOL_VERSION, SERVER_OPTIONS
@@ -46,10 +48,17 @@ Push = tuple[str, str, str]
 
 
 class Wire:
-    """Stands for NIXL: what was pushed."""
+    """Stands for NIXL: what was pushed, and the tokens whose KV that is."""
 
     def __init__(self) -> None:
         self.pushed: defaultdict[Push, asyncio.Event] = defaultdict(asyncio.Event)
+        self.tokens: dict[Push, tuple[list[int], tuple[int, ...]]] = {}
+
+    def check(self, push: Push, request: EngineCoreRequest, carried: tuple[int, ...]) -> None:
+        """Both legs are of the same prompt and the same tokens after it, whichever comes first."""
+        tokens = (list(request.prompt_token_ids or ()), carried)
+        if self.tokens.setdefault(push, tokens) != tokens:
+            raise InvalidRequestError("the legs differ in their tokens")
 
 
 @dataclass
@@ -58,6 +67,7 @@ class Leg:
 
     request: EngineCoreRequest
     rank: int
+    carried: tuple[int, ...] = ()
     task: asyncio.Task[None] | None = None
 
 
@@ -70,6 +80,10 @@ class Behaviour:
     fail_first: int = 0
     fail_with: LockstepError = field(default_factory=lambda: InvalidRequestError("set by the test"))
     finish_with: FinishReason | None = None
+    """How every leg ends."""
+    ends: list[tuple[int, FinishReason | Bounce]] = field(default_factory=list)
+    """How the next legs end, one each: after at least so many new tokens, and with what."""
+    ignores_aborts: bool = False
     pause_after_tokens: int | None = None
     go: asyncio.Event = field(default_factory=asyncio.Event)
     ready: bool = True
@@ -97,7 +111,7 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
         self.aborted: list[str] = []
         self.refused: list[pb.RequestError] = []
         self.running: dict[str, Leg] = {}
-        self.sessions: list[asyncio.Queue[pb.NodeFrame]] = []
+        self.sessions: list[asyncio.Queue[pb.NodeFrame | None]] = []
         self.port = 0
         self.starts = 0
         self.status: dict[str, Any] = {}
@@ -125,6 +139,15 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
             self.running.clear()
             await self._server.stop(grace=None)
             self._server = None
+
+    def hang_up(self) -> None:
+        """End the streams; the node itself goes on and aborts what came in by them."""
+        for leg in self.running.values():
+            if leg.task is not None:
+                leg.task.cancel()
+        self.running.clear()
+        for frames in self.sessions:
+            frames.put_nowait(None)
 
     def drain(self) -> None:
         """Take no new requests, as on SIGTERM."""
@@ -190,18 +213,20 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first frame must be Hello")
         if hello.hello.protocol_version != PROTOCOL_VERSION:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another protocol version")
-        out: asyncio.Queue[pb.NodeFrame] = asyncio.Queue()
+        out: asyncio.Queue[pb.NodeFrame | None] = asyncio.Queue()
         self.sessions.append(out)
         out.put_nowait(pb.NodeFrame(welcome=pb.Welcome(instance_id=self.description().instance_id)))
         reader = asyncio.create_task(self._read(frames, out))
         try:
-            while True:
-                yield await out.get()
+            while (frame := await out.get()) is not None:
+                yield frame
         finally:
             self.sessions.remove(out)
             reader.cancel()
 
-    async def _read(self, frames: AsyncIterator[pb.ProxyFrame], out: asyncio.Queue[pb.NodeFrame]) -> None:
+    async def _read(
+        self, frames: AsyncIterator[pb.ProxyFrame], out: asyncio.Queue[pb.NodeFrame | None]
+    ) -> None:
         async for frame in frames:
             if frame.WhichOneof("frame") == "add":
                 try:
@@ -215,11 +240,13 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
             else:
                 for request_id in frame.abort.request_ids:
                     self.aborted.append(request_id)
+                    if self.set.ignores_aborts:
+                        continue
                     leg = self.running.pop(request_id, None)
                     if leg is not None and leg.task is not None:
                         leg.task.cancel()
 
-    def _add(self, add: pb.AddRequest, out: asyncio.Queue[pb.NodeFrame]) -> None:
+    def _add(self, add: pb.AddRequest, out: asyncio.Queue[pb.NodeFrame | None]) -> None:
         request = codec.decode_request(add.request)
         if request.request_id != add.request_id:
             raise InvalidRequestError("the request inside has another id")
@@ -227,35 +254,56 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
             raise InvalidRequestError(f"rank {add.rank} of {self.num_ranks}")
         if any(leg.request.request_id == request.request_id for leg in self.legs):
             raise InvalidRequestError("request id is in use")
-        push = self._push(request, add.rank)
+        push, carried = self._push(request, add.rank)
         if self.set.fail_first:
             self.set.fail_first -= 1
             raise self.set.fail_with
-        leg = Leg(request, add.rank)
+        self._check(request, carried)
+        self.wire.check(push, request, carried)
+        leg = Leg(request, add.rank, carried)
         self.legs.append(leg)
         self.running[request.request_id] = leg
         run = self._prefill if self.role == "prefill" else self._decode
         leg.task = asyncio.create_task(run(leg, push, out))
 
-    def _push(self, request: EngineCoreRequest, rank: int) -> Push:
+    def _check(self, request: EngineCoreRequest, carried: tuple[int, ...]) -> None:
+        """What would go wrong on the real node, where the carried tokens are output tokens."""
+        params = request.sampling_params
+        assert params is not None
+        assert params.max_tokens is not None
+        if params.min_tokens > params.max_tokens:
+            raise InvalidRequestError("min_tokens exceeds max_tokens")
+        if carried and carried != tuple(answer_to(request)[: len(carried)]):
+            raise InvalidRequestError("the carried tokens are not the beginning of the answer")
+        if self.role == "prefill":
+            if params.max_tokens != len(carried) + 1:
+                raise InvalidRequestError("the prefill leg is not of one new token")
+            if carried and params.prompt_logprobs is not None:
+                raise InvalidRequestError("prompt logprobs went out before")
+            return
+        if len(carried) >= params.max_tokens:
+            raise InvalidRequestError("nothing is left to generate")
+        if params.prompt_logprobs is not None or params.skip_reading_prefix_cache:
+            raise InvalidRequestError("decode would compute the prompt again")
+
+    def _push(self, request: EngineCoreRequest, rank: int) -> tuple[Push, tuple[int, ...]]:
         assert request.sampling_params is not None
         params = (request.sampling_params.extra_args or {}).get("kv_transfer_params")
         try:
             if self.role == "prefill":
-                token = parse_prefill_leg(params).token
-                return self.description().ranks[rank].engine_id, request.request_id, token
+                sent = parse_prefill_leg(params)
+                engine_id = self.description().ranks[rank].engine_id
+                return (engine_id, request.request_id, sent.token), sent.output_token_ids
             leg = parse_decode_leg(params, request.request_id)
         except ValueError as error:
             raise WrongLegError(str(error)) from error
-        return leg.peer.engine_id, request.request_id, leg.token
+        return (leg.peer.engine_id, request.request_id, leg.token), leg.output_token_ids
 
-    async def _prefill(self, leg: Leg, push: Push, out: asyncio.Queue[pb.NodeFrame]) -> None:
+    async def _prefill(self, leg: Leg, push: Push, out: asyncio.Queue[pb.NodeFrame | None]) -> None:
         params, prompt = leg.request.sampling_params, leg.request.prompt_token_ids
         assert params is not None
         assert prompt is not None
-        assert params.max_tokens == 1
-        assert params.min_tokens <= 1
-        now = time.monotonic() + CLOCK_SKEW_S
+        events = _first_events()
         await asyncio.sleep(self.set.delay_s)
         if self.set.pause_after_tokens == 0:
             await self.set.go.wait()
@@ -263,40 +311,42 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
             leg.request.request_id,
             [prompt[0]],
             finish_reason=FinishReason.LENGTH if self.set.finish_with is None else self.set.finish_with,
-            events=[
-                EngineCoreEvent(EngineCoreEventType.QUEUED, now),
-                EngineCoreEvent(EngineCoreEventType.SCHEDULED, now),
-            ],
-            prefill_stats=PrefillStats(
-                len(prompt), len(prompt) - CACHED_TOKENS, CACHED_TOKENS, CACHED_TOKENS
-            ),
+            events=events,
+            prefill_stats=None
+            if leg.carried
+            else PrefillStats(len(prompt), len(prompt) - CACHED_TOKENS, CACHED_TOKENS, CACHED_TOKENS),
             new_prompt_logprobs_tensors=_prompt_logprobs(prompt, params.prompt_logprobs),
         )
+        if self.set.ends:
+            _end(output, self.set.ends.pop(0)[1])
         self._finish(leg)
         self._step(out, leg.rank, output)
-        self.wire.pushed[push].set()
+        if output.finish_reason is FinishReason.LENGTH:
+            self.wire.pushed[push].set()
 
-    async def _decode(self, leg: Leg, push: Push, out: asyncio.Queue[pb.NodeFrame]) -> None:
-        params, prompt = leg.request.sampling_params, leg.request.prompt_token_ids
-        assert params is not None
-        assert params.max_tokens is not None
-        assert prompt is not None
-        assert params.prompt_logprobs is None
-        assert not params.skip_reading_prefix_cache
+    async def _decode(self, leg: Leg, push: Push, out: asyncio.Queue[pb.NodeFrame | None]) -> None:
+        end = self.set.ends.pop(0) if self.set.ends else None
         await self.wire.pushed[push].wait()
         await asyncio.sleep(self.set.delay_s)
-        answer = [*prompt, EOS_TOKEN_ID][: params.max_tokens]
-        for start in range(0, len(answer), TOKENS_A_STEP):
+        answer = answer_to(leg.request)
+        for start in range(len(leg.carried), len(answer), TOKENS_A_STEP):
             if self.set.pause_after_tokens is not None and start >= self.set.pause_after_tokens:
                 await self.set.go.wait()
             tokens = answer[start : start + TOKENS_A_STEP]
-            output = EngineCoreOutput(leg.request.request_id, tokens, prefill_stats=PrefillStats(len(prompt)))
+            output = EngineCoreOutput(
+                leg.request.request_id,
+                tokens,
+                prefill_stats=PrefillStats(len(leg.request.prompt_token_ids or ())),
+                events=_first_events() if start == len(leg.carried) else None,
+            )
             if start + TOKENS_A_STEP >= len(answer):
                 output.finish_reason = (
                     FinishReason.STOP if tokens[-1] == EOS_TOKEN_ID else FinishReason.LENGTH
                 )
             if self.set.finish_with is not None:
-                output.finish_reason, output.new_token_ids = self.set.finish_with, []
+                _end(output, self.set.finish_with)
+            elif end is not None and start - len(leg.carried) >= end[0]:
+                _end(output, end[1])
             if output.finish_reason is not None:
                 self._finish(leg)
             self._step(out, leg.rank, output)
@@ -307,7 +357,7 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
     def _finish(self, leg: Leg) -> None:
         self.running.pop(leg.request.request_id, None)
 
-    def _step(self, out: asyncio.Queue[pb.NodeFrame], rank: int, output: EngineCoreOutput) -> None:
+    def _step(self, out: asyncio.Queue[pb.NodeFrame | None], rank: int, output: EngineCoreOutput) -> None:
         outputs = EngineCoreOutputs(
             engine_index=rank, outputs=[output], timestamp=time.monotonic() + CLOCK_SKEW_S
         )
@@ -315,6 +365,29 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
         load = pb.RankLoad(rank=rank, num_running=on_rank)
         step = pb.StepOutputs(rank=rank, outputs=codec.encode_outputs(outputs), load=load)
         out.put_nowait(pb.NodeFrame(step=step))
+
+
+def _first_events() -> list[EngineCoreEvent]:
+    now = time.monotonic() + CLOCK_SKEW_S
+    return [
+        EngineCoreEvent(EngineCoreEventType.QUEUED, now),
+        EngineCoreEvent(EngineCoreEventType.SCHEDULED, now),
+    ]
+
+
+def answer_to(request: EngineCoreRequest) -> list[int]:
+    """The prompt again, and the end."""
+    assert request.sampling_params is not None
+    return [*(request.prompt_token_ids or ()), EOS_TOKEN_ID][: request.sampling_params.max_tokens]
+
+
+def _end(output: EngineCoreOutput, end: FinishReason | Bounce) -> None:
+    """As the decode scheduler hands a request back, or as vLLM ends one; without the tokens."""
+    output.new_token_ids = []
+    if isinstance(end, Bounce):
+        output.finish_reason, output.stop_reason = FinishReason.ABORT, str(end)
+    else:
+        output.finish_reason = end
 
 
 def draining() -> DrainingError:

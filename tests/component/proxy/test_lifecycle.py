@@ -55,7 +55,7 @@ async def test_health_is_answered_before_there_is_a_pair() -> None:
     """An orchestrator sees a live proxy that is not ready, and why; the port then goes on listening."""
     with health.bind("127.0.0.1", 0, "--port") as sock:
         port = sock.getsockname()[1]
-        flow = Flow(Cluster(["h:1"], ["h:2"]), Ranks(None), request_timeout_s=10)
+        flow = Flow(Cluster(["h:1"], ["h:2"]), Ranks(None), request_timeout_s=10, max_attempts=8)
         async with (
             answering_health(sock, flow),
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http,

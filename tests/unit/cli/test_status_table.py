@@ -34,6 +34,16 @@ def test_proxy_line() -> None:
     )
 
 
+def test_attempts_line() -> None:
+    """Only when a request needed more than one: how many by reason, and what the client waited."""
+    assert "Attempts" not in "".join(shown(usual()))
+    counts = {"first": 18, "preempted": 3, "refused": 0, "decode_lost": 1}
+    lines = shown(document([], attempts_by_reason=counts, attempt_gap_count=4, attempt_gap_sum_s=0.6))
+    assert lines[2] == (
+        "Attempts: 22, after the first: 3 preempted, 1 decode_lost; next token after 150 ms on average"
+    )
+
+
 def test_node_rows() -> None:
     """Role, state, model, K, block size, context and compatibility group."""
     assert row(shown(usual()), "1", "d:1") == [

@@ -26,7 +26,12 @@ def test_bad_address_is_refused_by_flag(value: str) -> None:
 
 @pytest.mark.parametrize(
     ("flag", "value"),
-    [("--prefill-window-tokens", "0"), ("--request-timeout-s", "0"), ("--drain-timeout-s", "-1")],
+    [
+        ("--prefill-window-tokens", "0"),
+        ("--request-timeout-s", "0"),
+        ("--drain-timeout-s", "-1"),
+        ("--max-attempts", "0"),
+    ],
 )
 def test_bad_number_is_refused_by_flag(flag: str, value: str) -> None:
     """The message names the flag."""

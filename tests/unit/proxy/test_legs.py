@@ -67,6 +67,27 @@ def test_prefill_leg_samples_one_token(asked: int, given: int) -> None:
     assert (params.max_tokens, params.min_tokens) == (1, given)
 
 
+def test_carried_tokens_travel_apart_from_the_prompt() -> None:
+    """On both legs; prefill samples one more token, and decode's limits still count from the first."""
+    original = request(max_tokens=9, min_tokens=6)
+    prefill = legs.prefill_leg(original, LEG_ID, TOKEN, [8, 9])
+    decode = legs.decode_leg(original, LEG_ID, PEER, TOKEN, [8, 9])
+    for leg in (prefill, decode):
+        assert leg.prompt_token_ids == [5, 6, 7]
+    assert parse_prefill_leg(sent(prefill).extra_args["kv_transfer_params"]).output_token_ids == (8, 9)
+    assert parse_decode_leg(sent(decode).extra_args["kv_transfer_params"], LEG_ID).output_token_ids == (8, 9)
+    assert (sent(prefill).max_tokens, sent(prefill).min_tokens) == (3, 3)
+    assert (sent(decode).max_tokens, sent(decode).min_tokens) == (9, 6)
+
+
+def test_prompt_logprobs_are_asked_for_only_before_the_first_token() -> None:
+    """Later the client has them, and vLLM would not use its prefix cache."""
+    original = request(prompt_logprobs=2, prompt_logprob_token_ids=np.array([[1], [2]]))
+    later = sent(legs.prefill_leg(original, LEG_ID, TOKEN, [8]))
+    assert (later.prompt_logprobs, later.prompt_logprob_token_ids) == (None, None)
+    assert not later.skip_reading_prefix_cache
+
+
 def test_prefill_leg_can_only_end_by_length() -> None:
     """The connector pushes nothing for another end: no eos, stop token, stop string or repetition ends it."""
     params = sent(legs.prefill_leg(request(stop_token_ids=[9], stop=["a"]), LEG_ID, TOKEN))

@@ -10,7 +10,7 @@ def test_outcomes_have_bounded_labels() -> None:
     """Each way to end has its label from the start; what is not on the list is counted as "other"."""
     proxy = ProxyMetrics()
     for outcome in ("stop", "stop string", "NodeLostError", "something new", "another"):
-        proxy.ended(outcome)
+        proxy.ended(outcome, 1)
     counted = metrics.values(proxy.requests)
     assert {labels for (labels,) in counted} == set(OUTCOMES)
     assert {labels: n for (labels,), n in counted.items() if n} == {
@@ -27,9 +27,22 @@ def test_attempts_and_first_tokens() -> None:
     for ttft_s in (0.1, 0.3):
         proxy.attempted(AttemptReason.FIRST)
         proxy.first_token(ttft_s)
-    assert metrics.values(proxy.attempts) == {("first",): 2}
+    proxy.attempted(AttemptReason.PREEMPTED)
+    proxy.resumed(0.5)
+    counted = metrics.values(proxy.attempts)
+    assert {reason for (reason,) in counted} == set(AttemptReason)
+    assert {reason: n for (reason,), n in counted.items() if n} == {"first": 2, "preempted": 1}
+    assert metrics.count_and_sum(proxy.attempt_gap) == (1, 0.5)
     count, total_s = metrics.count_and_sum(proxy.ttft)
     assert (count, round(total_s, 9)) == (2, 0.4)
+
+
+def test_attempts_per_request_are_of_those_that_were_sent() -> None:
+    """A choice that left the queue or was refused there had none."""
+    proxy = ProxyMetrics()
+    for num_attempts in (0, 1, 3):
+        proxy.ended("disconnected", num_attempts)
+    assert metrics.count_and_sum(proxy.attempts_per_request) == (2, 4)
 
 
 def test_published_beside_vllms_metrics_and_taken_back() -> None:
@@ -37,7 +50,7 @@ def test_published_beside_vllms_metrics_and_taken_back() -> None:
     for length in (3, 5):
         proxy = ProxyMetrics()
         with proxy.published(lambda length=length: length):
-            proxy.ended("stop")
+            proxy.ended("stop", 1)
             assert REGISTRY.get_sample_value("lockstep_proxy_requests_queued") == length
             assert REGISTRY.get_sample_value("lockstep_proxy_requests_total", {"outcome": "stop"}) == 1
         assert REGISTRY.get_sample_value("lockstep_proxy_requests_queued") is None

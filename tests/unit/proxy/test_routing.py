@@ -88,11 +88,36 @@ def test_decode_rank_by_number() -> None:
     assert [n.address for n, _ in decode_ranks(nodes)] == ["d2", "d1", "e"]
     ranks = Ranks(1)
     ranks.add(nodes[1])
-    assert ranks.decode_at(nodes, 2).node.address == "e"
+    assert ranks.decode_at(nodes, nodes, 2).node.address == "e"
     with pytest.raises(InvalidRequestError, match=r"data_parallel_rank 3 is out of range \[0, 3\)"):
-        ranks.decode_at(nodes, 3)
+        ranks.decode_at(nodes, nodes, 3)
     with pytest.raises(NoDecodeNodeError):
-        ranks.decode_at(nodes, 0)
+        ranks.decode_at(nodes, nodes, 0)
+    with pytest.raises(NoDecodeNodeError):
+        ranks.decode_at(nodes, [nodes[0]], 2)
+
+
+def test_rank_that_failed_comes_after_all_others() -> None:
+    """However little it has to do; of several such, the one that failed longest ago."""
+    n = node("decode", "d", num_ranks=3)
+    ranks = Ranks(1)
+    ranks.add(n)
+    ranks.report("d", 2, num_running=9, num_waiting=9)
+    assert ranks.pick_decode([n], {("d", 0): 1, ("d", 1): 2}).rank.local_rank == 2
+    assert ranks.pick_decode([n], {("d", 0): 3, ("d", 1): 1, ("d", 2): 2}).rank.local_rank == 1
+    assert ranks.pick_decode([n], {("other", 0): 1}).rank.local_rank == 0
+
+
+def test_failed_prefill_rank_is_better_than_none() -> None:
+    """While the others are at their windows it is the one with room."""
+    nodes = [node("prefill", "a"), node("prefill", "b")]
+    ranks = Ranks(100)
+    for n in nodes:
+        ranks.add(n)
+    assert ranks.pick_prefill(nodes, {("a", 0): 1}).node.address == "b"
+    ranks.of("b")[0].begin(100)
+    assert ranks.pick_prefill(nodes, {("a", 0): 1}).node.address == "a"
+    assert ranks.pick_prefill([nodes[0]], {("a", 0): 1}).node.address == "a"
 
 
 class Sender:
@@ -130,6 +155,19 @@ def test_queue_is_first_in_first_out(rooms: list[int]) -> None:
     queue.pump()
     assert sender.sent == items
     assert len(queue) == 0
+
+
+def test_what_was_sent_before_goes_first() -> None:
+    """Ahead of all that have not been, and among themselves in order; both lanes wait and can be left."""
+    sender = Sender()
+    queue = WindowQueue(sender.send, sender.fail)
+    for item in ("new1", "new2", "again1", "again2", "again3"):
+        queue.put(item, ahead=item.startswith("again"))
+    assert len(queue) == 5
+    queue.discard("again2")
+    sender.room = 9
+    queue.pump()
+    assert sender.sent == ["again1", "again3", "new1", "new2"]
 
 
 def test_item_that_cannot_be_served_does_not_hold_up_the_rest() -> None:

@@ -1,0 +1,99 @@
+"""Sends the two legs of an attempt to their ranks and takes them back: sessions, loads, live leg ids."""
+
+from kv_transfer.params import PrefillPeer, new_token
+from lockstep.rpc import codec
+from proxy import legs
+from proxy.attempt import Attempt
+from proxy.cluster import Cluster
+from proxy.flight import Flight
+from proxy.metrics import ProxyMetrics
+from proxy.routing import RankLoad, Ranks
+from proxy.session import NodeSession
+
+
+class Dispatcher:
+    """Knows which leg ids are live. What a node says of any other id is of an attempt that is over."""
+
+    def __init__(self, cluster: Cluster, ranks: Ranks, metrics: ProxyMetrics) -> None:
+        self._cluster = cluster
+        self._ranks = ranks
+        self._metrics = metrics
+        self._sessions: dict[str, NodeSession] = {}
+        self._by_leg: dict[str, Flight] = {}
+
+    def opened(self, session: NodeSession, address: str) -> None:
+        """A session takes legs from now on."""
+        self._sessions[address] = session
+
+    def closed(self, address: str) -> None:
+        """The session ended; the node aborts by itself what came in by it."""
+        self._sessions.pop(address, None)
+
+    def session(self, address: str) -> NodeSession | None:
+        """The open session with a node, if there is one."""
+        return self._sessions.get(address)
+
+    def flight(self, leg_id: str) -> Flight | None:
+        """The choice whose live attempt has this id."""
+        return self._by_leg.get(leg_id)
+
+    def send(self, flight: Flight) -> bool:
+        """Start both legs of the next attempt, or return False while no prefill rank is below its window.
+
+        Raises UnavailableError without a live rank on either side, InvalidRequestError for a decode rank that
+        the client named and that does not exist.
+        """
+        prefill = self._ranks.pick_prefill(self._cluster.live("prefill"), flight.failed_at)
+        decode = self._pick_decode(flight)
+        if prefill is None:
+            return False
+        token = new_token()
+        peer = PrefillPeer(
+            engine_id=prefill.rank.engine_id,
+            side_channel_host=prefill.rank.side_channel_host,
+            side_channel_port=prefill.rank.side_channel_port,
+            tp_size=prefill.rank.tensor_parallel_size,
+        )
+        carried = flight.output_token_ids
+        attempt = flight.begin(prefill, decode)
+        self._by_leg[attempt.leg_id] = flight
+        self._metrics.attempted(attempt.reason)
+        for load, leg in (
+            (prefill, legs.prefill_leg(flight.request, attempt.leg_id, token, carried)),
+            (decode, legs.decode_leg(flight.request, attempt.leg_id, peer, token, carried)),
+        ):
+            load.begin(attempt.tokens)
+            self._sessions[load.node.address].add(
+                attempt.leg_id, load.rank.local_rank, codec.encode_request(leg)
+            )
+        return True
+
+    def release_prefill(self, attempt: Attempt) -> None:
+        """The tokens no longer count as outstanding on the prefill rank; once per attempt."""
+        if not attempt.prefill_released:
+            attempt.prefill_released = True
+            attempt.prefill.end(attempt.tokens)
+
+    def take_back(self, flight: Flight, abort: bool) -> None:
+        """The live attempt, if there is one, is over; with `abort`, both nodes are told.
+
+        Prefill is told even after its leg ended: it may still hold the blocks for a push.
+        """
+        attempt = flight.attempt
+        if attempt is None:
+            return
+        flight.attempt_over()
+        del self._by_leg[attempt.leg_id]
+        self.release_prefill(attempt)
+        attempt.decode.end(attempt.tokens)
+        if abort:
+            for load in (attempt.prefill, attempt.decode):
+                session = self._sessions.get(load.node.address)
+                if session is not None:
+                    session.abort([attempt.leg_id])
+
+    def _pick_decode(self, flight: Flight) -> RankLoad:
+        live, wanted = self._cluster.live("decode"), flight.request.data_parallel_rank
+        if wanted is not None:
+            return self._ranks.decode_at(self._cluster.known("decode"), live, wanted)
+        return self._ranks.pick_decode(live, flight.failed_at)

@@ -1,0 +1,120 @@
+"""Every choice that has not ended, and the ways on from there: another attempt, an end, an error."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from lockstep.errors import (
+    AttemptsExhaustedError,
+    DeadlineError,
+    InternalError,
+    LockstepError,
+    NodeLostError,
+    UnavailableError,
+)
+from proxy import flight_log
+from proxy.dispatch import Dispatcher
+from proxy.flight import Flight
+from proxy.metrics import ProxyMetrics
+from proxy.window_queue import WindowQueue
+
+logger = logging.getLogger(__name__)
+
+FailRequest = Callable[[str, LockstepError], Iterable[str]]
+"""Delivers an error to the client's request; returns the internal ids of all its choices."""
+
+
+class InFlight:
+    """Each choice in here has a deadline, and is either in the queue or has a live attempt."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, metrics: ProxyMetrics, request_timeout_s: float, max_attempts: int
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._request_timeout_s = request_timeout_s
+        self._max_attempts = max_attempts
+        self._flights: dict[str, Flight] = {}
+        self._deadlines: dict[str, asyncio.TimerHandle] = {}
+        self._queue: WindowQueue[Flight] = WindowQueue(dispatcher.send, self._cannot_send)
+        self.empty = asyncio.Event()
+        self.empty.set()
+        self.fail_request: FailRequest = lambda front_id, error: ()
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    @property
+    def num_queued(self) -> int:
+        """Choices that wait for a prefill rank below its window."""
+        return len(self._queue)
+
+    def all(self) -> list[Flight]:
+        """In the order in which they came; a copy, so they may end meanwhile."""
+        return list(self._flights.values())
+
+    def get(self, front_id: str) -> Flight | None:
+        """The choice with vLLM's id, if it has not ended."""
+        return self._flights.get(front_id)
+
+    def pump(self) -> None:
+        """Send what can be sent; call it whenever room may have come up."""
+        self._queue.pump()
+
+    def start(self, flight: Flight) -> None:
+        """Queue a choice; whatever goes wrong with it from now on reaches it through `fail_request`."""
+        self._flights[flight.front_id] = flight
+        self.empty.clear()
+        self._deadlines[flight.front_id] = asyncio.get_running_loop().call_later(
+            self._request_timeout_s, self._expire, flight
+        )
+        self._queue.put(flight)
+
+    def try_again(self, flight: Flight) -> None:
+        """Follow a live attempt whose `end` is set by another one, ahead of choices that have had none."""
+        attempt = flight.attempt
+        if attempt is None or attempt.end is None:
+            return
+        flight_log.attempt_over(flight, attempt)
+        self._dispatcher.take_back(flight, abort=True)
+        if len(flight.attempts) >= self._max_attempts:
+            times = f"{len(flight.attempts)} attempt{'s' * (len(flight.attempts) > 1)}"
+            self.fail(flight, AttemptsExhaustedError(f"Gave up after {times}: {attempt.end.message}"))
+        elif len(flight.output_token_ids) >= flight.request.sampling_params.max_tokens:
+            # The last token of an answer and its finish come in one output: none is lost between the two.
+            logger.error("%s: decode ended the attempt after the answer's last token", attempt.leg_id)
+            self.fail(flight, InternalError("The generation failed."))
+        else:
+            self._queue.put(flight, ahead=True)
+
+    def fail(self, flight: Flight, error: LockstepError) -> None:
+        """End a choice with an error, its siblings with it (one client request is one answer)."""
+        if self._flights.get(flight.front_id) is not flight:
+            return
+        self.end(flight, type(error).__name__, abort=True)
+        for front_id in self.fail_request(flight.front_id, error):
+            sibling = self._flights.get(front_id)
+            if sibling is not None:
+                self.end(sibling, type(error).__name__, abort=True)
+
+    def end(self, flight: Flight, outcome: str, abort: bool) -> None:
+        """Forget a choice; with `abort`, both nodes are told, whichever legs they still have."""
+        del self._flights[flight.front_id]
+        self._deadlines.pop(flight.front_id).cancel()
+        self._queue.discard(flight)
+        self._dispatcher.take_back(flight, abort)
+        if not self._flights:
+            self.empty.set()
+        self._metrics.ended(outcome, len(flight.attempts))
+        flight_log.ended(flight, outcome)
+        self._queue.pump()
+
+    def _expire(self, flight: Flight) -> None:
+        self.fail(flight, DeadlineError("The request did not finish in its time."))
+
+    def _cannot_send(self, flight: Flight, error: LockstepError) -> None:
+        """No node can take it. What ended the attempt before is the better part of the news."""
+        before = flight.attempts[-1].end if flight.attempts else None
+        if before is not None and isinstance(error, UnavailableError):
+            error = NodeLostError(f"{error} Before that: {before.message}")
+        self.fail(flight, error)

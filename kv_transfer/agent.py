@@ -29,6 +29,10 @@ def agent_class(stock: type[Any], progress_delay_us: int) -> type[Any]:
             with _construction_lock, _fixed_progress_delay(api.nixlBind, progress_delay_us):
                 super().__init__(agent_name, nixl_conf, instantiate_all)
 
+        def make_prepped_xfer(self, operation: str, *sides: Any, notif_msg: bytes = b"", **rest: Any) -> Any:
+            """Without vLLM's notice (push_worker.py `_xfer_blocks`): ours follows a request's last write."""
+            return super().make_prepped_xfer(operation, *sides, **rest)
+
     return LockstepNixlAgent
 
 

@@ -9,7 +9,7 @@ Role = Literal["prefill", "decode"]
 
 CONNECTOR_CLASS = "LockstepPushConnector"
 CONNECTOR_MODULE = "kv_transfer.connector"
-CONNECTOR_VERSION = "1"
+CONNECTOR_VERSION = "2"
 """Of our notices between nodes; peers of another version are not paired."""
 # vLLM's `worker_extension_cls`: answers `collective_rpc("lockstep_kv_counters")`.
 WORKER_EXTENSION_CLASS = "kv_transfer.worker_rpc.KVWorkerExtension"
@@ -24,6 +24,8 @@ class ConnectorOptions:
 
     nixl_progress_delay_us: int = 1000
     """Sleep of NIXL's progress thread in poll(); 0 spins and burns a core per engine."""
+    lockstep_stream_chunks: bool = True
+    """Push while the prompt is computed; if not, everything goes at its end."""
     lockstep_registration_deadline_s: float = 60.0
     """A decode request whose KV has not arrived this long after its blocks were registered fails."""
     lockstep_cancel_ack_timeout_s: float = 5.0
@@ -36,6 +38,12 @@ class ConnectorOptions:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            if field.type is bool:
+                if not isinstance(value, bool):
+                    raise ValueError(
+                        f"kv_connector_extra_config.{field.name} must be true or false, not {value!r}"
+                    )
+                continue
             numbers = (int,) if field.type is int else (int, float)
             if isinstance(value, bool) or not isinstance(value, numbers):
                 raise ValueError(f"kv_connector_extra_config.{field.name} must be a number, not {value!r}")

@@ -22,9 +22,20 @@ class LockstepPushConnector(NixlPushConnector):
         self.connector_scheduler: LockstepPushScheduler | None = None
         self.connector_worker: LockstepPushWorker | None = None
         if role == KVConnectorRole.SCHEDULER:
-            self.connector_scheduler = LockstepPushScheduler(vllm_config, self.engine_id, kv_cache_config)
+            self.connector_scheduler = LockstepPushScheduler(
+                vllm_config, self.engine_id, kv_cache_config, options
+            )
         else:
             self.connector_worker = LockstepPushWorker(vllm_config, self.engine_id, kv_cache_config, options)
+
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        assert self.connector_worker is not None
+        self.connector_worker.handle_preemptions(kv_connector_metadata)
+
+    def wait_for_save(self) -> None:
+        super().wait_for_save()
+        assert self.connector_worker is not None
+        self.connector_worker.wait_for_save()
 
     def abandon(self, request_id: str) -> None:
         """Scheduler side of prefill: see `LockstepPushScheduler.abandon`."""

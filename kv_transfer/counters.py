@@ -33,14 +33,19 @@ class KVCounters:
     def snapshot(self) -> dict[str, Any]:
         """Plain ints and dicts, safe to send between processes.
 
-        pushed_requests, pushed_blocks, pushed_bytes (as NIXL's telemetry counted them), received_requests,
-        received_blocks, malformed_notices, late_notices, notices_failed, kv_bytes_per_block (all layers of
-        one block on this worker), and the dictionaries released, refused, failed, cancels_sent.
+        pushed_requests, pushed_blocks, pushed_bytes (as NIXL's telemetry counted them), pushed_chunks
+        (writes), streamed_chunks (those given out while the prompt was computed), restarted_pushes (by a
+        preemption on prefill), received_requests, received_blocks, malformed_notices, late_notices,
+        notices_failed, kv_bytes_per_block (all layers of one block on this worker), and the dictionaries
+        released, refused, failed, cancels_sent.
         """
         names = (
             "pushed_requests",
             "pushed_blocks",
             "pushed_bytes",
+            "pushed_chunks",
+            "streamed_chunks",
+            "restarted_pushes",
             "received_requests",
             "received_blocks",
             "malformed_notices",

@@ -1,13 +1,14 @@
 """What a decode worker knows of every receive: a state machine without clocks, threads or I/O.
 
 The fence: once a registration was handed to NIXL, prefill may write into the blocks at any time, so they
-are given back (`Done`) only after its completion notice or its `Released`. A request may fail (`Fail`) long
-before that; its blocks then stay with vLLM's finished request, out of use.
+are given back (`Done`) only after its `Completed` or its `Released`. A request may fail (`Fail`) long before
+that; its blocks then stay with vLLM's finished request, out of use.
 """
 
 import hmac
 from dataclasses import dataclass, field
 
+from kv_transfer.notices import Completed, Failing, Released
 from kv_transfer.params import PrefillPeer
 
 
@@ -32,10 +33,15 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The blocks are decode's own again: holding the KV if `received`, else to be given back."""
+    """The blocks are decode's own again: holding the KV if `received`, else to be given back.
+
+    `payload` came with the KV. `seconds` since the registration was sent.
+    """
 
     request_id: str
     received: bool
+    payload: bytes = b""
+    seconds: float = 0.0
 
 
 Action = SendCancel | Fail | Done
@@ -47,7 +53,8 @@ class _Receive:
     token: str
     num_blocks: int
     deadline: float
-    sent: bool = False
+    sent_at: float | None = None
+    payload: bytes = b""
     failure: str | None = None
     told: bool = False  # `Fail` was given out
     writers_done: set[str] = field(default_factory=set)
@@ -89,37 +96,41 @@ class DecodeLedger:
         receive = self._receives.get(request_id)
         if receive is None or receive.failure is not None or receive.deadline <= now:
             return None
-        receive.sent = True
+        receive.sent_at = now
         return receive.deadline - now
 
     def unreachable(self, request_id: str, reason: str) -> list[Action]:
         """Prefill could not be reached, and no registration was handed to NIXL."""
         receive = self._receives.get(request_id)
-        if receive is None or receive.sent:
+        if receive is None or receive.sent_at is not None:
             return []
-        return self._fail(request_id, receive, reason) + self._close(request_id, received=False)
+        return self._fail(request_id, receive, reason) + self._close(request_id)
 
     def send_failed(self, request_id: str, reason: str, now: float) -> list[Action]:
         """NIXL refused a registration. It may have got through all the same: the blocks stay fenced."""
         receive = self._receives.get(request_id)
         return [] if receive is None else self._give_up(request_id, receive, reason, now)
 
-    def completed(self, request_id: str, writer: str, num_writers: int) -> list[Action]:
+    def completed(self, notice: Completed, writer: str, num_writers: int, now: float) -> list[Action]:
         """The writes of one prefill worker (its NIXL agent's name) of `num_writers` are all done."""
-        receive = self._receives.get(request_id)
+        receive = self._receive(notice.request_id, notice.token)
         if receive is None:
             return []
-        return self._count(request_id, receive, writer, num_writers)
+        receive.payload = notice.payload
+        return self._count(notice.request_id, receive, writer, num_writers, now)
 
-    def released(
-        self, request_id: str, token: str, reason: str, writer: str, num_writers: int
-    ) -> list[Action]:
+    def failing(self, notice: Failing) -> list[Action]:
+        """Prefill gives up, but may still be writing: only `released` gives the blocks back."""
+        receive = self._receive(notice.request_id, notice.token)
+        return [] if receive is None else self._fail(notice.request_id, receive, notice.reason)
+
+    def released(self, notice: Released, writer: str, num_writers: int, now: float) -> list[Action]:
         """One prefill worker of `num_writers` says that it writes no more."""
-        receive = self._receives.get(request_id)
-        if receive is None or not hmac.compare_digest(receive.token.encode(), token.encode()):
+        receive = self._receive(notice.request_id, notice.token)
+        if receive is None:
             return []
-        actions = self._fail(request_id, receive, reason)
-        return actions + self._count(request_id, receive, writer, num_writers)
+        actions = self._fail(notice.request_id, receive, notice.reason)
+        return actions + self._count(notice.request_id, receive, writer, num_writers, now)
 
     def aborted(self, request_id: str, reason: str, now: float) -> list[Action]:
         """The scheduler finished the request while it waited for the KV."""
@@ -146,7 +157,7 @@ class DecodeLedger:
         receive = self._receives.get(request_id)
         if receive is None:
             return []
-        return self._fail(request_id, receive, "prefill_dead") + self._close(request_id, received=False)
+        return self._fail(request_id, receive, "prefill_dead") + self._close(request_id)
 
     def _give_up(self, request_id: str, receive: _Receive, reason: str, now: float) -> list[Action]:
         actions = self._fail(request_id, receive, reason)
@@ -154,13 +165,13 @@ class DecodeLedger:
             receive.cancelled_at = now
             receive.next_cancel_at = now + self._cancel_ack_timeout_s
             actions.append(self._cancel(request_id, receive))
-        if not receive.sent:
-            actions += self._close(request_id, received=False)
+        if receive.sent_at is None:
+            actions += self._close(request_id)
         return actions
 
     def _cancel(self, request_id: str, receive: _Receive) -> SendCancel:
         reason = receive.failure or "cancelled"
-        return SendCancel(request_id, receive.peer, receive.token, reason, receive.sent)
+        return SendCancel(request_id, receive.peer, receive.token, reason, receive.sent_at is not None)
 
     def _fail(self, request_id: str, receive: _Receive, reason: str) -> list[Action]:
         receive.failure = receive.failure or reason
@@ -169,12 +180,22 @@ class DecodeLedger:
         receive.told = True
         return [Fail(request_id, reason)]
 
-    def _count(self, request_id: str, receive: _Receive, writer: str, num_writers: int) -> list[Action]:
+    def _count(
+        self, request_id: str, receive: _Receive, writer: str, num_writers: int, now: float
+    ) -> list[Action]:
         receive.writers_done.add(writer)
         if len(receive.writers_done) < num_writers:
             return []
-        return self._close(request_id, received=receive.failure is None)
-
-    def _close(self, request_id: str, *, received: bool) -> list[Action]:
+        if receive.failure is not None or receive.sent_at is None:
+            return self._close(request_id)
         del self._receives[request_id]
-        return [Done(request_id, received)]
+        return [Done(request_id, True, receive.payload, now - receive.sent_at)]
+
+    def _receive(self, request_id: str, token: str) -> _Receive | None:
+        receive = self._receives.get(request_id)
+        known = receive is not None and hmac.compare_digest(receive.token.encode(), token.encode())
+        return receive if known else None
+
+    def _close(self, request_id: str) -> list[Action]:
+        del self._receives[request_id]
+        return [Done(request_id, received=False)]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata
 
 from kv_transfer.params import PrefillPeer
+from kv_transfer.push_plan import Chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,12 @@ class LockstepConnectorMetadata(NixlConnectorMetadata):
         super().__init__()
         # Decode: requests that ended before their KV arrived.
         self.cancels: list[CancelOrder] = []
-        # Prefill: the token of each entry of `push_finished_blocks`.
+        # Prefill: the token of each entry of `push_finished_blocks` and of `chunks`.
         self.tokens: dict[str, str] = {}
+        # Prefill: what this step computes of requests that a decode node waits for.
+        self.chunks: dict[str, Chunk] = {}
+        # Prefill: requests whose blocks were taken away before this step.
+        self.preempted: list[str] = []
         # Prefill: requests that ended without blocks to push, with the reason.
         self.ended: dict[str, str] = {}
         # Prefill: finished requests whose held blocks nobody wants any more, with the reason.

@@ -2,36 +2,55 @@
 
 A request id is in at most one of these states; the ids match exactly, never by prefix.
 
-    finished     the prompt is computed, its blocks are held, decode has not registered
-    pending      decode registered, the prompt is not computed
-    pushing      matched: a write is about to be posted or in flight
+    pending      decode registered, prefill has computed nothing yet
+    push         prefill has computed blocks; decode may have registered (then they are written) or not yet
     tombstone    nothing is or will be written; kept for a while to answer what still arrives
 
-Every way out answers decode exactly when decode may hold blocks for the request.
+Every way out answers decode exactly when decode may hold blocks for the request, and never before its last
+write has ended.
 """
 
-import hmac
-from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from kv_transfer.notices import Cancel, DecodePeer, Registration
+from kv_transfer.push_plan import BlockIds, Chunk, GroupLayout, PushPlan
+from kv_transfer.tombstones import Tombstones, same_token
+
+PUSHED = "pushed"
+"""The reason of a `Release` that follows a whole push."""
 
 _MAX_REGISTRATIONS_PER_REQUEST = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Push:
-    """Write these blocks (vLLM's BlockIds: one list per KV cache group) to the registered ones."""
+class Write:
+    """Write these blocks to the registered ones; ask `starting` first, and report `settled`.
+
+    `streamed`: the prompt is still being computed.
+    """
 
     request_id: str
-    block_ids: Any
+    number: int
+    local_block_ids: BlockIds
+    remote_block_ids: BlockIds
     registration: Registration
+    streamed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Tell decode that every write is done. `seconds` since the first write was started."""
+
+    request_id: str
+    registration: Registration
+    num_bytes: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Give the request's blocks on prefill back: nothing was or will be pushed."""
+    """The blocks that vLLM holds for the finished request are free to go."""
 
     request_id: str
     reason: str
@@ -47,86 +66,89 @@ class Reply:
     reason: str
 
 
-Action = Push | Release | Reply
-
-
 @dataclass(frozen=True, slots=True)
-class _Finished:
-    block_ids: Any
+class Warn:
+    """Tell a decode rank that its KV will not come, while writes to its blocks may be in flight."""
+
+    request_id: str
+    peer: DecodePeer
     token: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Tombstone:
     reason: str
-    token: str | None  # None: whoever asks
-    expires_at: float
 
 
-def _same(left: str, right: str) -> bool:
-    return hmac.compare_digest(left.encode(), right.encode())
+Action = Write | Complete | Release | Reply | Warn
 
 
 class PrefillLedger:
     """Not thread-safe; the caller holds a lock. Times are seconds on one monotonic clock."""
 
-    def __init__(self, tombstone_ttl_s: float, tombstone_limit: int) -> None:
-        self._tombstone_ttl_s = tombstone_ttl_s
-        self._tombstone_limit = tombstone_limit
-        self._finished: dict[str, _Finished] = {}
+    def __init__(self, layout: Sequence[GroupLayout], tombstone_ttl_s: float, tombstone_limit: int) -> None:
+        self._layout = tuple(layout)
+        self._tombstones = Tombstones(tombstone_ttl_s, tombstone_limit)
         self._pending: dict[str, list[Registration]] = {}
-        self._pushing: dict[str, Registration] = {}
-        self._tombstones: OrderedDict[str, _Tombstone] = OrderedDict()
+        self._pushes: dict[str, PushPlan] = {}
+        self._last_number = 0
 
     @property
     def outstanding(self) -> bool:
         """Whether somebody waits for something that arrives as a notification."""
-        return bool(self._finished or self._pending or self._pushing)
+        return bool(self._pending or self._pushes)
 
     def is_pushing(self, request_id: str) -> bool:
-        return request_id in self._pushing
+        """Whether decode has registered, so that blocks of the request are or will be written."""
+        push = self._pushes.get(request_id)
+        return push is not None and push.registration is not None
 
-    def finished(self, request_id: str, block_ids: Any, token: str, now: float) -> list[Action]:
-        """The prompt is computed; its blocks are held until `Push` is done or `Release`."""
-        tombstone = self._tombstones.get(request_id)
-        if tombstone is not None and (tombstone.token is None or _same(tombstone.token, token)):
-            return [Release(request_id, tombstone.reason)]
-        actions: list[Action] = []
-        chosen: Registration | None = None
-        for registration in self._pending.pop(request_id, []):
-            if chosen is None and _same(registration.token, token):
-                chosen = registration
-            else:
-                actions.append(_refuse(registration, "token_mismatch"))
-        self._finished[request_id] = _Finished(block_ids, token)
-        if chosen is not None:
-            actions += self._match(chosen, now)
-        return actions
+    def computed(self, request_id: str, token: str, chunk: Chunk, now: float) -> list[Action]:
+        """A step completed blocks of a running request; they stay valid until it ends or is preempted."""
+        if request_id not in self._pushes and self._tombstones.reason(request_id, token) is not None:
+            return []
+        push, actions = self._push(request_id, token)
+        push.extend(chunk)
+        return actions + self._advance(request_id, push, now)
+
+    def preempted(self, request_id: str) -> None:
+        """The request lost its blocks and will be computed anew."""
+        if (push := self._pushes.get(request_id)) is not None:
+            push.restart()
+
+    def finished(self, request_id: str, block_ids: BlockIds, token: str, now: float) -> list[Action]:
+        """The prompt is computed; vLLM holds all of its blocks until `Release`."""
+        if request_id not in self._pushes:
+            reason = self._tombstones.reason(request_id, token)
+            if reason is not None:
+                return [Release(request_id, reason)]
+        push, actions = self._push(request_id, token)
+        push.held = True
+        push.finish(block_ids)
+        return actions + self._advance(request_id, push, now)
 
     def ended(self, request_id: str, reason: str, now: float) -> list[Action]:
-        """The request ended without blocks to push (aborted, failed)."""
-        self._bury(request_id, reason, None, now)
+        """The request ended without blocks to push (aborted, failed); vLLM has freed them."""
+        if (push := self._pushes.get(request_id)) is not None:
+            return self._fail(request_id, push, reason, now)
+        if self._tombstones.reason(request_id, "") != PUSHED:
+            self._tombstones.bury(request_id, reason, None, now)
         return [_refuse(registration, reason) for registration in self._pending.pop(request_id, [])]
 
     def abandoned(self, request_id: str, reason: str, now: float) -> list[Action]:
-        """Prefill gives up blocks that it held for a finished request; one in flight runs to its end."""
-        if self._finished.pop(request_id, None) is None:
+        """Prefill gives up blocks that it held for a finished request; a push under way runs to its end."""
+        push = self._pushes.get(request_id)
+        if push is None or not push.held or push.registration is not None:
             return []
-        self._bury(request_id, reason, None, now)
-        return [Release(request_id, reason)]
+        return self._fail(request_id, push, reason, now)
 
     def registered(self, registration: Registration, now: float) -> list[Action]:
-        request_id = registration.request_id
-        if (pushing := self._pushing.get(request_id)) is not None:
-            # A repeat of the matched one is answered by the write; "released" would unfence its blocks.
-            return (
-                [] if _same(pushing.token, registration.token) else [_refuse(registration, "token_mismatch")]
-            )
-        if request_id in self._finished:
-            return self._match(registration, now)
-        tombstone = self._tombstones.get(request_id)
-        if tombstone is not None and (tombstone.token is None or _same(tombstone.token, registration.token)):
-            return [_refuse(registration, tombstone.reason)]
+        request_id, token = registration.request_id, registration.token
+        if (push := self._pushes.get(request_id)) is not None:
+            if not same_token((push.registration or push).token, token):
+                return [_refuse(registration, "token_mismatch")]
+            if push.registration is not None:
+                return []  # a repeat: "released" would unfence the blocks that are being written
+            push.registration = registration
+            return self._advance(request_id, push, now)
+        if (reason := self._tombstones.reason(request_id, token)) is not None:
+            return [_refuse(registration, reason)]
         waiting = self._pending.setdefault(request_id, [])
         if len(waiting) >= _MAX_REGISTRATIONS_PER_REQUEST:
             return [_refuse(registration, "too_many_registrations")]
@@ -134,84 +156,133 @@ class PrefillLedger:
         return []
 
     def cancelled(self, cancel: Cancel, now: float) -> list[Action]:
-        """Decode does not want it any more. Idempotent; a push in flight is answered by its completion."""
+        """Decode does not want it any more. Idempotent; writes in flight are awaited before the answer."""
         request_id = cancel.request_id
-        pushing = self._pushing.get(request_id)
-        if pushing is not None and _same(pushing.token, cancel.token):
-            return []
         answer: list[Action] = []
         if cancel.registered:
             answer.append(Reply(request_id, cancel.peer, cancel.token, cancel.reason))
-        if pushing is not None:
-            return answer
-        if (finished := self._finished.get(request_id)) is not None:
-            if not _same(finished.token, cancel.token):
+        if (push := self._pushes.get(request_id)) is not None:
+            if not same_token(push.token, cancel.token):
                 return answer
-            del self._finished[request_id]
-            self._bury(request_id, cancel.reason, cancel.token, now)
-            return [Release(request_id, cancel.reason), *answer]
-        left = [reg for reg in self._pending.pop(request_id, []) if not _same(reg.token, cancel.token)]
+            if push.registration is not None:
+                answer = []  # given when the last write has ended
+            return self._fail(request_id, push, cancel.reason, now, warn=False) + answer
+        left = [reg for reg in self._pending.pop(request_id, []) if not same_token(reg.token, cancel.token)]
         if left:
             self._pending[request_id] = left
         if request_id not in self._tombstones:
-            self._bury(request_id, cancel.reason, cancel.token, now)
+            self._tombstones.bury(request_id, cancel.reason, cancel.token, now)
         return answer
 
-    def pushed(self, request_id: str, now: float) -> Registration | None:
-        """Every write of the request is done; its completion notice went with it."""
-        registration = self._pushing.pop(request_id, None)
-        if registration is not None:
-            self._bury(request_id, "pushed", None, now)
-        return registration
+    def starting(self, write: Write, now: float) -> tuple[bool, list[Action]]:
+        """Ask right before the write is handed to NIXL whether it still may be."""
+        push = self._pushes.get(write.request_id)
+        if push is None or not push.wants(write.number):
+            return False, []
+        if write.registration.deadline <= now:
+            return False, self._fail(write.request_id, push, "deadline", now, warn=False)
+        push.started(write.number, now)
+        return True, []
 
-    def push_failed(self, request_id: str, reason: str, now: float) -> list[Action]:
-        """No write of the request is in flight any more and at least one failed."""
-        registration = self._pushing.pop(request_id, None)
-        if registration is None:
+    def settled(self, write: Write, num_bytes: int, failure: str | None, now: float) -> list[Action]:
+        """The write is not in flight: done, or failed for a reason, or it could not be started."""
+        push = self._pushes.get(write.request_id)
+        if push is None:
             return []
-        self._bury(request_id, reason, None, now)
-        return [Release(request_id, reason), _refuse(registration, reason)]
+        push.num_bytes += num_bytes
+        if push.settled(write.number) and failure is not None:
+            return self._fail(write.request_id, push, failure, now)
+        return self._advance(write.request_id, push, now)
 
     def lease_expired(self, request_id: str, now: float) -> None:
         """vLLM gave the blocks back (or will have, for any other reason): nothing may be pushed from them."""
-        if self._finished.pop(request_id, None) is not None:
-            self._bury(request_id, "lease_expired", None, now)
+        push = self._pushes.get(request_id)
+        if push is not None and push.registration is None:
+            del self._pushes[request_id]
+            self._tombstones.bury(request_id, "lease_expired", None, now)
 
     def tick(self, now: float) -> list[Action]:
-        """Drop registrations past their deadline and old tombstones."""
+        """Give up what is past decode's deadline; drop old tombstones."""
         actions: list[Action] = []
+        for request_id, push in list(self._pushes.items()):
+            late = push.registration is not None and push.registration.deadline <= now
+            if late and push.failure is None:
+                actions += self._fail(request_id, push, "deadline", now, warn=False)
         for request_id, waiting in list(self._pending.items()):
-            late = [registration for registration in waiting if registration.deadline <= now]
-            if not late:
+            expired = [registration for registration in waiting if registration.deadline <= now]
+            if not expired:
                 continue
-            actions += [_refuse(registration, "deadline") for registration in late]
+            actions += [_refuse(registration, "deadline") for registration in expired]
             left = [registration for registration in waiting if registration.deadline > now]
             if left:
                 self._pending[request_id] = left
             else:
                 del self._pending[request_id]
-                self._bury(request_id, "deadline", late[0].token, now)
-        while self._tombstones and next(iter(self._tombstones.values())).expires_at <= now:
-            self._tombstones.popitem(last=False)
+                self._tombstones.bury(request_id, "deadline", expired[0].token, now)
+        self._tombstones.expire(now)
         return actions
 
-    def _match(self, registration: Registration, now: float) -> list[Action]:
-        request_id = registration.request_id
-        finished = self._finished[request_id]
-        if not _same(finished.token, registration.token):
-            return [_refuse(registration, "token_mismatch")]
-        del self._finished[request_id]
-        if registration.deadline <= now:
-            self._bury(request_id, "deadline", None, now)
-            return [Release(request_id, "deadline"), _refuse(registration, "deadline")]
-        self._pushing[request_id] = registration
-        return [Push(request_id, finished.block_ids, registration)]
+    def _push(self, request_id: str, token: str) -> tuple[PushPlan, list[Action]]:
+        """The request's push; a new one takes the registration with its token and refuses the others."""
+        if (known := self._pushes.get(request_id)) is not None:
+            return known, []
+        push = self._pushes[request_id] = PushPlan(token, self._layout)
+        actions: list[Action] = []
+        for registration in self._pending.pop(request_id, []):
+            if push.registration is None and same_token(registration.token, token):
+                push.registration = registration
+            else:
+                actions.append(_refuse(registration, "token_mismatch"))
+        return push, actions
 
-    def _bury(self, request_id: str, reason: str, token: str | None, now: float) -> None:
-        self._tombstones.pop(request_id, None)
-        self._tombstones[request_id] = _Tombstone(reason, token, now + self._tombstone_ttl_s)
-        while len(self._tombstones) > self._tombstone_limit:
-            self._tombstones.popitem(last=False)
+    def _advance(self, request_id: str, push: PushPlan, now: float) -> list[Action]:
+        """Give out what can be written now; close the push if nothing is left."""
+        registration = push.registration
+        if push.failure is not None:
+            return self._close_failed(request_id, push, now)
+        if registration is None:
+            return []
+        if registration.deadline <= now:
+            return self._fail(request_id, push, "deadline", now, warn=False)
+        if push.mismatched:
+            return self._fail(request_id, push, "block_mismatch", now)
+        actions: list[Action] = []
+        while (span := push.take(self._last_number + 1)) is not None:
+            self._last_number += 1
+            streamed = not push.complete
+            actions.append(
+                Write(request_id, self._last_number, span.local, span.remote, registration, streamed)
+            )
+        if push.done:
+            seconds = now - push.first_write_at if push.first_write_at is not None else 0.0
+            actions.append(Complete(request_id, registration, push.num_bytes, seconds))
+            actions += self._close(request_id, push, PUSHED, now)
+        return actions
+
+    def _fail(
+        self, request_id: str, push: PushPlan, reason: str, now: float, *, warn: bool = True
+    ) -> list[Action]:
+        """Start nothing more. Decode hears of it now if writes in flight hold the answer up."""
+        first = push.failure is None
+        push.failure = push.failure or reason
+        push.drop_unstarted()
+        actions: list[Action] = []
+        if first and warn and push.busy and (registration := push.registration) is not None:
+            actions.append(Warn(request_id, registration.peer, registration.token, reason))
+        return actions + self._close_failed(request_id, push, now)
+
+    def _close_failed(self, request_id: str, push: PushPlan, now: float) -> list[Action]:
+        if push.busy or push.failure is None:
+            return []
+        actions = self._close(request_id, push, push.failure, now)
+        if push.registration is not None:
+            actions.append(_refuse(push.registration, push.failure))
+        return actions
+
+    def _close(self, request_id: str, push: PushPlan, reason: str, now: float) -> list[Action]:
+        del self._pushes[request_id]
+        self._tombstones.bury(request_id, reason, None, now)
+        return [Release(request_id, reason)] if push.held else []
 
 
 def _refuse(registration: Registration, reason: str) -> Reply:

@@ -10,6 +10,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.push_scheduler import Nix
 from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
+from kv_transfer.chunks import ChunkTracker
+from kv_transfer.config import ConnectorOptions
+from kv_transfer.groups import group_layouts
 from kv_transfer.metadata import CancelOrder, LockstepConnectorMetadata
 from kv_transfer.params import TOKEN_KEY, PrefillPeer
 
@@ -21,8 +24,12 @@ _PUSHED_STATUS = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_S
 class LockstepPushScheduler(NixlPushConnectorScheduler):
     """Adds cancels, early ends, carried tokens and the attempt's token to vLLM's push scheduler."""
 
-    def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
+    def __init__(
+        self, vllm_config: Any, engine_id: str, kv_cache_config: Any, options: ConnectorOptions
+    ) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
+        self._layout = group_layouts(vllm_config, kv_cache_config)
+        self._chunks = ChunkTracker(self._layout, kv_cache_config, stream=options.lockstep_stream_chunks)
         self._awaiting_push: set[str] = set()
         self._cancels: list[CancelOrder] = []
         self._ended: dict[str, str] = {}
@@ -45,12 +52,16 @@ class LockstepPushScheduler(NixlPushConnectorScheduler):
         self._push_registration_deadlines.pop(request_id, None)
         if registration := self._push_pending_registrations.get(request_id):
             registration[TOKEN_KEY] = params.get(TOKEN_KEY, "")
+            registration["lockstep_start_blocks"] = self._start_blocks(blocks)
+            registration["lockstep_block_sizes"] = [group.block_size for group in self._layout]
             self._awaiting_push.add(request_id)
         elif params and params.get("do_remote_prefill") and num_external_tokens <= 0:
             # Nothing to load: a full prefix hit, or a request that may not read the cache. Prefill must not
             # hold its blocks until the lease ends.
             params["do_remote_prefill"] = False
             self._cancel(request, "nothing_to_load")
+        elif params and params.get("do_remote_decode") and params.get(TOKEN_KEY):
+            self._chunks.track(request)
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         params = request.kv_transfer_params
@@ -86,6 +97,9 @@ class LockstepPushScheduler(NixlPushConnectorScheduler):
         meta.ended, self._ended = self._ended, {}
         meta.abandoned, self._abandoned = self._abandoned, {}
         meta.tokens, self._tokens = self._tokens, {}
+        meta.preempted = sorted(scheduler_output.preempted_req_ids or ())
+        meta.chunks = self._chunks.step(scheduler_output)
+        meta.tokens |= {request_id: self._chunks.token(request_id) for request_id in meta.chunks}
         return meta
 
     def has_pending_push_work(self) -> bool:
@@ -100,6 +114,7 @@ class LockstepPushScheduler(NixlPushConnectorScheduler):
 
     def _prefill_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         request_id: str = request.request_id
+        self._chunks.forget(request_id)
         token = request.kv_transfer_params.get(TOKEN_KEY)
         if not token and request.status in _PUSHED_STATUS:
             # No registration could ever match, so holding blocks would only wait for the lease.
@@ -113,6 +128,12 @@ class LockstepPushScheduler(NixlPushConnectorScheduler):
         else:
             self._ended[request_id] = RequestStatus(request.status).name.lower()
         return delay_free, params
+
+    def _start_blocks(self, blocks: Any) -> list[int]:
+        """The place of the first block that is registered, in each group: those before it decode has."""
+        groups = self.kv_cache_config.select_transfer_block_ids(blocks.blocks)
+        unhashed = self.kv_cache_config.select_transfer_block_ids(blocks.get_unhashed_block_ids_all_groups())
+        return [len(group) - len(missing) for group, missing in zip(groups, unhashed, strict=True)]
 
     def _cancel(self, request: Any, reason: str, *, allocated: bool = False) -> None:
         params = request.kv_transfer_params

@@ -5,6 +5,7 @@ What is sent and received happens on the writer thread (vLLM's `nixl-push-writer
 
 import queue
 import time
+from functools import partial
 from typing import Any
 
 from vllm import envs
@@ -15,10 +16,13 @@ from kv_transfer import decode_ledger
 from kv_transfer.agent import agent_for_worker
 from kv_transfer.config import ConnectorOptions
 from kv_transfer.counters import KVCounters
+from kv_transfer.device import record_event
+from kv_transfer.groups import group_layouts
 from kv_transfer.host import keep_cpu_affinity
-from kv_transfer.metadata import LockstepConnectorMetadata
+from kv_transfer.metadata import CancelOrder, LockstepConnectorMetadata
 from kv_transfer.notices import DecodePeer
 from kv_transfer.params import TOKEN_KEY
+from kv_transfer.push_plan import Chunk
 from kv_transfer.stats import CountingStats
 from kv_transfer.writer import HEARTBEAT_PREFIX, PushWriter, drain, prefill_peer
 
@@ -36,7 +40,14 @@ class LockstepPushWorker(NixlPushConnectorWorker):
         self.counters = KVCounters()
         self.xfer_stats = CountingStats(self.counters)
         own_peer = _own_decode_peer(vllm_config, engine_id)
-        self._writer = PushWriter(self, own_peer, options, self.counters)
+        layout = group_layouts(vllm_config, kv_cache_config)
+        self._writer = PushWriter(self, own_peer, layout, options, self.counters)
+        self._chunks: list[tuple[str, str, Chunk]] = []  # (request_id, token, chunk) of the step under way
+        # Model runner V2 saves before its drafter runs (gpu/kv_connector.py `post_forward`), and the drafter
+        # writes the KV of its own layers.
+        self._saved_is_whole = not (
+            vllm_config.use_v2_model_runner and vllm_config.speculative_config is not None
+        )
 
     def counters_snapshot(self) -> dict[str, Any]:
         """`KVCounters.snapshot` with the gauges quarantined_requests and quarantined_blocks; any thread."""
@@ -51,34 +62,77 @@ class LockstepPushWorker(NixlPushConnectorWorker):
             sum(self.block_len_per_layer) * self._physical_blocks_per_logical_kv_block
         )
 
+    def handle_preemptions(self, metadata: LockstepConnectorMetadata) -> None:
+        """Before the forward pass: blocks that this step may give to another request.
+
+        Nothing is waited for: writes in flight read what is there, decode uses nothing before the last
+        notice, and no block is written anew before the old writes have ended.
+        """
+        self.flush_chunks()
+        preempted, metadata.preempted = metadata.preempted, []
+        with self._writer.lock:
+            for request_id in preempted:
+                if self._writer.prefill.is_pushing(request_id):
+                    self.counters.add("restarted_pushes")
+                self._writer.steps.put(partial(self._writer.prefill.preempted, request_id))
+
     def start_load_kv(self, metadata: LockstepConnectorMetadata) -> None:
-        now = time.monotonic()
+        self.handle_preemptions(metadata)
         registrations, metadata.push_registrations = metadata.push_registrations, {}
         finished, metadata.push_finished_blocks = metadata.push_finished_blocks, {}
         super().start_load_kv(metadata)  # keeps vLLM's receive, lease and heartbeat bookkeeping
         with self._writer.lock:
-            for request_id, registration in registrations.items():
-                num_blocks = sum(len(group) for group in registration["local_block_ids"])
-                peer = prefill_peer(registration)
-                self._writer.decode.opened(request_id, peer, registration[TOKEN_KEY], num_blocks, now)
-                self._writer.register(request_id, registration)
-            for order in metadata.cancels:
-                if order.allocated:
-                    self._writer.do(self._writer.decode.aborted(order.request_id, order.reason, now))
-                else:
-                    cancel = decode_ledger.SendCancel(
-                        order.request_id, order.peer, order.token, order.reason, registered=False
-                    )
-                    self._writer.do([cancel])
-            for request_id, block_ids in finished.items():
-                self._writer.do(
-                    self._writer.prefill.finished(request_id, block_ids, metadata.tokens[request_id], now)
-                )
-            for request_id, reason in metadata.ended.items():
-                self._writer.do(self._writer.prefill.ended(request_id, reason, now))
-            for request_id, reason in metadata.abandoned.items():
-                self._writer.do(self._writer.prefill.abandoned(request_id, reason, now))
+            self._start_receives(registrations, metadata.cancels)
+            self._writer.steps.put(partial(self._end_prefills, finished, metadata))
+        self._chunks = [
+            (request_id, metadata.tokens[request_id], chunk) for request_id, chunk in metadata.chunks.items()
+        ]
         self._push_writer_wake.set()
+
+    def wait_for_save(self) -> None:
+        """The step's forward passes have been launched; with V1 those of the drafter too."""
+        if self._saved_is_whole:
+            self.flush_chunks()
+
+    def flush_chunks(self) -> None:
+        """Hand the chunks of the last step over: they are computed once the device has done what it has."""
+        if not self._chunks:
+            return
+        chunks, self._chunks = self._chunks, []
+        with self._writer.lock:
+            self._writer.steps.put(partial(self._add_chunks, chunks), record_event(self.device_type))
+        self._push_writer_wake.set()
+
+    def _start_receives(self, registrations: dict[str, dict[str, Any]], cancels: list[CancelOrder]) -> None:
+        now = time.monotonic()
+        for request_id, registration in registrations.items():
+            num_blocks = sum(len(group) for group in registration["local_block_ids"])
+            peer = prefill_peer(registration)
+            self._writer.decode.opened(request_id, peer, registration[TOKEN_KEY], num_blocks, now)
+            self._writer.register(request_id, registration)
+        for order in cancels:
+            if order.allocated:
+                self._writer.do(self._writer.decode.aborted(order.request_id, order.reason, now))
+            else:
+                cancel = decode_ledger.SendCancel(
+                    order.request_id, order.peer, order.token, order.reason, registered=False
+                )
+                self._writer.do([cancel])
+
+    def _end_prefills(self, finished: dict[str, Any], metadata: LockstepConnectorMetadata) -> None:
+        now, writer = time.monotonic(), self._writer
+        for request_id, groups in finished.items():
+            block_ids = tuple(tuple(group) for group in groups)
+            writer.do(writer.prefill.finished(request_id, block_ids, metadata.tokens[request_id], now))
+        for request_id, reason in metadata.ended.items():
+            writer.do(writer.prefill.ended(request_id, reason, now))
+        for request_id, reason in metadata.abandoned.items():
+            writer.do(writer.prefill.abandoned(request_id, reason, now))
+
+    def _add_chunks(self, chunks: list[tuple[str, str, Chunk]]) -> None:
+        now = time.monotonic()
+        for request_id, token, chunk in chunks:
+            self._writer.do(self._writer.prefill.computed(request_id, token, chunk, now))
 
     def get_transfer_results(self) -> Any:
         receives = list(drain(self._writer.receive_results))
@@ -127,18 +181,26 @@ class LockstepPushWorker(NixlPushConnectorWorker):
             for request_id in done_sending - before:
                 self._writer.prefill.lease_expired(request_id, time.monotonic())
 
-    def _pop_done_transfers(self, transfers: Any) -> tuple[set[str], set[str]]:
-        done, failed = super()._pop_done_transfers(transfers)
-        if transfers is self._sending_transfers:
-            now = time.monotonic()
-            with self._writer.lock:
-                for request_id in done:
-                    if request_id in failed or request_id in self._send_failures:
-                        self._writer.do(self._writer.prefill.push_failed(request_id, "push_failed", now))
-                    elif (registration := self._writer.prefill.pushed(request_id, now)) is not None:
-                        self.counters.add("pushed_requests")
-                        self.counters.add("pushed_blocks", sum(map(len, registration.block_ids)))
-        return done, failed
+    def _xfer_blocks(self, *args: Any, **kwargs: Any) -> None:
+        """Keep the handle that vLLM posts: it is ours to await, on the writer thread."""
+        request_id = kwargs["request_id"]
+        handle = super()._xfer_blocks(*args, **kwargs)
+        with self._sending_transfers_lock:
+            failed = request_id in self._send_failures
+            self._send_failures.discard(request_id)
+        self._writer.transfers.posted(handle, failed=failed)
+
+    def _engines_with_inflight_transfers(self) -> set[str]:
+        return set(super()._engines_with_inflight_transfers()) | self._writer.transfers.engines()
+
+    def shutdown(self) -> None:
+        self._push_writer_stop.set()
+        self._push_writer_wake.set()
+        if self._push_writer_thread is not None:
+            self._push_writer_thread.join(timeout=2)
+        if (writer := getattr(self, "_writer", None)) is not None:
+            writer.transfers.release_all()
+        super().shutdown()
 
     def _get_new_notifs(self) -> set[str]:
         # Only heartbeats are forwarded by our loop; completions are counted in the decode ledger.

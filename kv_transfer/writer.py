@@ -7,7 +7,7 @@ held: sends wait in the outbox for the writer thread.
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -18,9 +18,11 @@ from kv_transfer import decode_ledger, prefill_ledger
 from kv_transfer.config import ConnectorOptions
 from kv_transfer.counters import KVCounters
 from kv_transfer.notices import (
-    NOTICE_PREFIX,
     Cancel,
+    Completed,
     DecodePeer,
+    Failing,
+    Notice,
     NoticeError,
     Released,
     decode_notice,
@@ -29,13 +31,17 @@ from kv_transfer.notices import (
 )
 from kv_transfer.params import PrefillPeer
 from kv_transfer.peers import PeerLinks, Work
+from kv_transfer.push_plan import GroupLayout
+from kv_transfer.step_queue import StepQueue
+from kv_transfer.transfers import Transfers
 
 logger = init_logger(__name__)
 
 HEARTBEAT_PREFIX = b"HB:"
 
-# The writer looks for notifications this often while a request waits for one, and when none does. A look
-# costs about 2 µs.
+# The writer looks at NIXL this often while writes are in flight (or wait for the device), while a request
+# waits for a notification, and when neither is so. A look costs about 2 µs.
+_WRITING_POLL_S = 0.0005
 _ACTIVE_POLL_S = 0.001
 _IDLE_POLL_S = 0.05
 
@@ -46,20 +52,28 @@ class PushWriter:
     """What `LockstepPushWorker` and its writer thread share. `worker` is vLLM's NIXL worker."""
 
     def __init__(
-        self, worker: Any, own_peer: DecodePeer, options: ConnectorOptions, counters: KVCounters
+        self,
+        worker: Any,
+        own_peer: DecodePeer,
+        layout: Sequence[GroupLayout],
+        options: ConnectorOptions,
+        counters: KVCounters,
     ) -> None:
         self.lock = threading.RLock()
         self.prefill = prefill_ledger.PrefillLedger(
-            options.lockstep_tombstone_ttl_s, options.lockstep_tombstone_limit
+            layout, options.lockstep_tombstone_ttl_s, options.lockstep_tombstone_limit
         )
         self.decode = decode_ledger.DecodeLedger(
             options.lockstep_registration_deadline_s, options.lockstep_cancel_ack_timeout_s
         )
+        self.steps = StepQueue()
         self.peers = PeerLinks(worker, self._enqueue)
+        self.transfers = Transfers(worker)
         # For the engine thread: prefill's blocks to give back, and decode's receives that ended.
         self.to_release: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.receive_results: queue.SimpleQueue[decode_ledger.Fail | decode_ledger.Done] = queue.SimpleQueue()
         self._worker = worker
+        self._world_size: int = worker.world_size
         self._own_peer = own_peer
         self._counters = counters
         self._outbox: queue.SimpleQueue[Work] = queue.SimpleQueue()
@@ -71,13 +85,17 @@ class PushWriter:
         for agent_name, notifs in self._worker.nixl_wrapper.get_new_notifs().items():
             for notif in notifs:
                 self._receive(agent_name, notif)
+        self._settle_writes()
         now = time.monotonic()
         with self.lock:
+            self.steps.advance()
             self.do(self.prefill.tick(now))
             self.do(self.decode.tick(now))
 
     def poll_interval_s(self) -> float:
         with self.lock:
+            if self.transfers or self.steps:
+                return _WRITING_POLL_S
             active = self.prefill.outstanding or self.decode.outstanding
         return _ACTIVE_POLL_S if active else _IDLE_POLL_S
 
@@ -89,14 +107,23 @@ class PushWriter:
         """Carry out what a ledger says; with the lock held, on any thread."""
         for action in actions:
             match action:
-                case prefill_ledger.Push():
-                    self._enqueue(_bind(self._push, action))
+                case prefill_ledger.Write():
+                    self._enqueue(_bind(self._write, action))
+                case prefill_ledger.Complete():
+                    self._count_pushed(action)
+                    notice = Completed(action.request_id, action.registration.token, self._world_size)
+                    self._enqueue(_bind(self._send_to_decode, action.registration.peer, notice))
                 case prefill_ledger.Release():
-                    self._counters.add_reason("released", action.reason)
+                    if action.reason != prefill_ledger.PUSHED:
+                        self._counters.add_reason("released", action.reason)
                     self.to_release.put(action.request_id)
+                case prefill_ledger.Warn():
+                    warning = Failing(action.request_id, action.token, action.reason)
+                    self._enqueue(_bind(self._send_to_decode, action.peer, warning))
                 case prefill_ledger.Reply():
                     self._counters.add_reason("refused", action.reason)
-                    self._enqueue(_bind(self._send_released, action))
+                    answer = Released(action.request_id, action.token, action.reason, self._world_size)
+                    self._enqueue(_bind(self._send_to_decode, action.peer, answer))
                 case decode_ledger.SendCancel():
                     self._counters.add_reason("cancels_sent", action.reason)
                     self._enqueue(_bind(self._send_cancel, action))
@@ -119,43 +146,45 @@ class PushWriter:
                 if notif.startswith(PUSH_REG_NOTIF_PREFIX):
                     registration = decode_registration(notif[len(PUSH_REG_NOTIF_PREFIX) :], now)
                     self.do(self.prefill.registered(registration, now))
-                elif notif.startswith(NOTICE_PREFIX):
-                    self._receive_notice(agent_name, notif, now)
                 else:
-                    self._receive_completion(agent_name, notif)
+                    self._receive_notice(agent_name, decode_notice(notif), now)
         except NoticeError as error:
             self._counters.add("malformed_notices")
             logger.warning("Dropped a malformed notification from %s: %s", agent_name, error)
 
-    def _receive_notice(self, agent_name: str, notif: bytes, now: float) -> None:
-        notice = decode_notice(notif)
-        if isinstance(notice, Cancel):
-            self.do(self.prefill.cancelled(notice, now))
-            return
-        actions = self.decode.released(
-            notice.request_id,
-            notice.token,
-            notice.reason,
-            agent_name,
-            self._num_writers(notice.request_id, notice.writers),
-        )
-        self.do(actions)
-
-    def _receive_completion(self, agent_name: str, notif: bytes) -> None:
-        """vLLM's b"<decode request id>:<prefill TP size>" (push_worker.py `_xfer_blocks`)."""
-        request_id, separator, writers = notif.decode("utf-8", "replace").rpartition(":")
-        if not separator or not writers.isdigit():
-            raise NoticeError("unknown notification")
-        if not self.decode.expects(request_id):
-            self._counters.add("late_notices")
-            return
-        self.do(self.decode.completed(request_id, agent_name, self._num_writers(request_id, int(writers))))
+    def _receive_notice(self, agent_name: str, notice: Notice, now: float) -> None:
+        match notice:
+            case Cancel():
+                self.do(self.prefill.cancelled(notice, now))
+            case Failing():
+                self.do(self.decode.failing(notice))
+            case Released():
+                writers = self._num_writers(notice.request_id, notice.writers)
+                self.do(self.decode.released(notice, agent_name, writers, now))
+            case Completed():
+                if not self.decode.expects(notice.request_id):
+                    self._counters.add("late_notices")
+                writers = self._num_writers(notice.request_id, notice.writers)
+                self.do(self.decode.completed(notice, agent_name, writers, now))
 
     def _num_writers(self, request_id: str, prefill_tp_size: int) -> int:
         """How many prefill workers write here: as push_worker.py `_get_new_notifs` counts them."""
         meta = self._worker._recving_metadata.get(request_id)
         pp_size = meta.pp_size if meta is not None else 1
-        return int(pp_size * max(1, prefill_tp_size // self._worker.world_size))
+        return int(pp_size * max(1, prefill_tp_size // self._world_size))
+
+    def _settle_writes(self) -> None:
+        for done in self.transfers.poll():
+            self._counters.add("pushed_chunks")
+            if done.write.streamed:
+                self._counters.add("streamed_chunks")
+            with self.lock:
+                failure = "push_failed" if done.failed else None
+                self.do(self.prefill.settled(done.write, done.num_bytes, failure, time.monotonic()))
+
+    def _count_pushed(self, action: prefill_ledger.Complete) -> None:
+        self._counters.add("pushed_requests")
+        self._counters.add("pushed_blocks", sum(map(len, action.registration.block_ids)))
 
     def _count_received(self, request_id: str) -> None:
         self._counters.add("received_requests")
@@ -207,51 +236,29 @@ class PushWriter:
 
         self.peers.with_prefill(action.peer, send, failed)
 
-    def _send_released(self, action: prefill_ledger.Reply) -> None:
-        notice = Released(action.request_id, action.token, action.reason, self._worker.world_size)
-
+    def _send_to_decode(self, peer: DecodePeer, notice: Notice) -> None:
         def failed() -> None:
             self._counters.add("notices_failed")
 
         def send() -> None:
-            if not self.peers.notify(action.peer.engine_id, encode_notice(notice)):
+            if not self.peers.notify(peer.engine_id, encode_notice(notice)):
                 failed()
 
-        self.peers.with_decode(action.peer, send, failed)
+        self.peers.with_decode(peer, send, failed)
 
-    def _push(self, action: prefill_ledger.Push) -> None:
-        peer = action.registration.peer
-
-        def failed(reason: str) -> None:
+    def _write(self, write: prefill_ledger.Write) -> None:
+        def post() -> None:
             with self.lock:
-                self.do(self.prefill.push_failed(action.request_id, reason, time.monotonic()))
+                wanted, actions = self.prefill.starting(write, time.monotonic())
+                self.do(actions)
+            if wanted:
+                self.transfers.post(write)
 
-        def push() -> None:
-            if action.registration.deadline <= time.monotonic():
-                failed("deadline")
-                return
-            try:
-                self._worker._do_start_push_kv(
-                    action.request_id, action.block_ids, dict(action.registration.payload)
-                )
-            except Exception:  # the supervisor of one push: vLLM asserts and NIXL raises many kinds here
-                logger.exception("Push of request %s could not be started", action.request_id)
-                if len(self._worker.dst_xfer_side_handles.get(peer.engine_id, ())) > 1:
-                    # vLLM posts one write per decode worker and loses the posted ones here, so it is not
-                    # proven that none is in flight: no answer, and the blocks stay held on both sides.
-                    return
-            with self._worker._sending_transfers_lock:
-                in_flight = action.request_id in self._worker._sending_transfers
-                # vLLM notes the failure of a write for its lease; ours is settled here.
-                if not in_flight:
-                    self._worker._send_failures.discard(action.request_id)
-            if not in_flight:
-                with self.lock:
-                    settled = not self.prefill.is_pushing(action.request_id)
-                if not settled:
-                    failed("push_failed")
+        def unreachable() -> None:
+            with self.lock:
+                self.do(self.prefill.settled(write, 0, "decode_unreachable", time.monotonic()))
 
-        self.peers.with_decode(peer, push, lambda: failed("decode_unreachable"))
+        self.peers.with_decode(write.registration.peer, post, unreachable)
 
     def _enqueue(self, work: Work) -> None:
         self._outbox.put(work)

@@ -14,12 +14,14 @@ from kv_transfer.counters import KVCounters
 from kv_transfer.decode_ledger import Done, Fail
 from kv_transfer.notices import DecodePeer
 from kv_transfer.params import PrefillPeer
+from kv_transfer.push_plan import GroupLayout
 from kv_transfer.writer import PushWriter, drain
 
 RID = "ls-1-0-a1"
 TOKEN = "a" * 32
 PREFILL = PrefillPeer("prefill", "127.0.0.1", 5600, 1)
 DECODE = DecodePeer("decode", "127.0.0.1", 5700, 1)
+LAYOUT = (GroupLayout(block_size=16, streamed=True),)
 
 
 class Worker:
@@ -45,7 +47,7 @@ class Pair:
         agents[1].add_remote_agent(agents[0].get_agent_metadata())
         self.counters = KVCounters(), KVCounters()
         self.prefill, self.decode = (
-            PushWriter(worker, DECODE, ConnectorOptions(), counters)
+            PushWriter(worker, DECODE, LAYOUT, ConnectorOptions(), counters)
             for worker, counters in zip(self.workers, self.counters, strict=True)
         )
 
@@ -67,6 +69,8 @@ class Pair:
             "decode_port": 5700,
             "decode_tp_size": 1,
             "local_block_ids": [[3, 4]],
+            "lockstep_start_blocks": [0],
+            "lockstep_block_sizes": [16],
             "remote_engine_id": "prefill",
             "remote_host": "127.0.0.1",
             "remote_port": 5600,
@@ -108,14 +112,14 @@ def test_decode_abort_is_answered_and_stops_the_push(pair: Pair) -> None:
     pair.register()
     pair.decode.do(pair.decode.decode.aborted(RID, "aborted", time.monotonic()))
     assert pair.results() == [Done(RID, received=False)]
-    pair.prefill.do(pair.prefill.prefill.finished(RID, ([1, 2],), TOKEN, time.monotonic()))
+    pair.prefill.do(pair.prefill.prefill.finished(RID, ((1, 2),), TOKEN, time.monotonic()))
     assert list(drain(pair.prefill.to_release)) == [RID]
 
 
 def test_wrong_token_is_refused_over_the_wire(pair: Pair) -> None:
     """The request on decode fails at once; prefill's blocks stay for the right registration."""
     pair.register(token="b" * 32)
-    pair.prefill.do(pair.prefill.prefill.finished(RID, ([1, 2],), TOKEN, time.monotonic()))
+    pair.prefill.do(pair.prefill.prefill.finished(RID, ((1, 2),), TOKEN, time.monotonic()))
     assert pair.results() == [Fail(RID, "token_mismatch"), Done(RID, received=False)]
     assert list(drain(pair.prefill.to_release)) == []
     assert pair.counters[0].snapshot()["refused"] == {"token_mismatch": 1}
@@ -124,7 +128,7 @@ def test_wrong_token_is_refused_over_the_wire(pair: Pair) -> None:
 def test_malformed_notifications_are_counted(pair: Pair) -> None:
     """Whatever a peer sends, the writer goes on."""
     agent = pair.workers[1].nixl_wrapper
-    for data in (b"PUSH_REG:\xc1", b"LOCKSTEP:\xc1", b"\xff\xfe", b"no-number:x"):
+    for data in (b"PUSH_REG:\xc1", b"LOCKSTEP/2:\xc1", b"\xff\xfe", b"no-number:x"):
         agent.send_notif("prefill", data)
     pair.until(lambda: pair.counters[0].snapshot()["malformed_notices"] == 4)
 

@@ -1,6 +1,7 @@
 """Decode's record of receives: blocks come back only behind the fence, and every wait has an end."""
 
 from kv_transfer.decode_ledger import DecodeLedger, Done, Fail, SendCancel
+from kv_transfer.notices import Completed, Failing, Released
 from kv_transfer.params import PrefillPeer
 
 PEER = PrefillPeer("p0", "127.0.0.1", 5600, 1)
@@ -17,6 +18,14 @@ def opened(*, sent: bool = True, deadline_s: float = 60.0) -> DecodeLedger:
     return book
 
 
+def completed(payload: bytes = b"", token: str = TOKEN) -> Completed:
+    return Completed(RID, token, 1, payload)
+
+
+def released(reason: str, token: str = TOKEN) -> Released:
+    return Released(RID, token, reason, 1)
+
+
 def send_cancel(reason: str, registered: bool = True) -> SendCancel:
     return SendCancel(RID, PEER, TOKEN, reason, registered)
 
@@ -24,22 +33,22 @@ def send_cancel(reason: str, registered: bool = True) -> SendCancel:
 def test_completion_delivers_the_kv() -> None:
     """One writer, one notice: received."""
     book = opened()
-    assert book.completed(RID, "w0", num_writers=1) == [Done(RID, received=True)]
+    assert book.completed(completed(), "w0", 1, now=3) == [Done(RID, received=True, seconds=3)]
     assert not book.outstanding
 
 
 def test_all_writers_must_complete() -> None:
     """With two prefill workers the second notice counts, a repeat of the first does not."""
     book = opened()
-    assert book.completed(RID, "w0", 2) == []
-    assert book.completed(RID, "w0", 2) == []
-    assert book.completed(RID, "w1", 2) == [Done(RID, received=True)]
+    assert book.completed(completed(), "w0", 2, now=3) == []
+    assert book.completed(completed(), "w0", 2, now=3) == []
+    assert book.completed(completed(), "w1", 2, now=3) == [Done(RID, received=True, seconds=3)]
 
 
 def test_release_fails_the_request_and_frees_the_blocks() -> None:
     """Prefill ended without a push: the client is told, the blocks are back."""
     book = opened()
-    assert book.released(RID, TOKEN, "finished_aborted", "w0", 1) == [
+    assert book.released(released("finished_aborted"), "w0", 1, now=3) == [
         Fail(RID, "finished_aborted"),
         Done(RID, received=False),
     ]
@@ -48,14 +57,14 @@ def test_release_fails_the_request_and_frees_the_blocks() -> None:
 def test_release_by_one_of_two_writers_fails_but_keeps_the_fence() -> None:
     """The other writer may still write, so the blocks wait for it."""
     book = opened()
-    assert book.released(RID, TOKEN, "push_failed", "w0", 2) == [Fail(RID, "push_failed")]
-    assert book.completed(RID, "w1", 2) == [Done(RID, received=False)]
+    assert book.released(released("push_failed"), "w0", 2, now=3) == [Fail(RID, "push_failed")]
+    assert book.completed(completed(), "w1", 2, now=3) == [Done(RID, received=False)]
 
 
 def test_release_with_another_token_is_ignored() -> None:
     """Somebody else's answer cannot unfence these blocks."""
     book = opened()
-    assert book.released(RID, "b" * 32, "forged", "w0", 1) == []
+    assert book.released(released("forged", "b" * 32), "w0", 1, now=3) == []
     assert book.outstanding
 
 
@@ -63,14 +72,14 @@ def test_abort_waits_for_the_answer() -> None:
     """Blocks that prefill may be writing are not given back by the abort itself."""
     book = opened()
     assert book.aborted(RID, "aborted", now=1) == [send_cancel("aborted")]
-    assert book.released(RID, TOKEN, "aborted", "w0", 1) == [Done(RID, received=False)]
+    assert book.released(released("aborted"), "w0", 1, now=3) == [Done(RID, received=False)]
 
 
 def test_abort_answered_by_the_completion() -> None:
     """The write had started: its completion is the answer, and nothing counts as received."""
     book = opened()
     book.aborted(RID, "aborted", now=1)
-    assert book.completed(RID, "w0", 1) == [Done(RID, received=False)]
+    assert book.completed(completed(), "w0", 1, now=3) == [Done(RID, received=False)]
 
 
 def test_abort_before_the_registration_was_sent() -> None:
@@ -95,7 +104,7 @@ def test_deadline_fails_the_request_but_keeps_the_fence() -> None:
     book = opened(deadline_s=10)
     assert book.tick(now=9) == []
     assert book.tick(now=10) == [Fail(RID, "deadline"), send_cancel("deadline")]
-    assert book.released(RID, TOKEN, "deadline", "w0", 1) == [Done(RID, received=False)]
+    assert book.released(released("deadline"), "w0", 1, now=3) == [Done(RID, received=False)]
 
 
 def test_deadline_before_the_registration_was_sent() -> None:
@@ -117,7 +126,7 @@ def test_unanswered_cancel_is_repeated_and_quarantined() -> None:
     assert book.tick(now=5) == [send_cancel("aborted")]
     assert book.tick(now=5.1) == []
     assert book.quarantined(now=5.1) == (1, 3)
-    assert book.released(RID, TOKEN, "aborted", "w0", 1) == [Done(RID, received=False)]
+    assert book.released(released("aborted"), "w0", 1, now=3) == [Done(RID, received=False)]
     assert book.quarantined(now=6) == (0, 0)
 
 
@@ -150,9 +159,36 @@ def test_proven_death_ends_the_quarantine() -> None:
 def test_notices_for_unknown_requests_do_nothing() -> None:
     """Late or repeated notices after the end are harmless."""
     book = opened()
-    book.completed(RID, "w0", 1)
-    assert book.completed(RID, "w0", 1) == []
-    assert book.released(RID, TOKEN, "aborted", "w0", 1) == []
+    book.completed(completed(), "w0", 1, now=3)
+    assert book.completed(completed(), "w0", 1, now=3) == []
+    assert book.released(released("aborted"), "w0", 1, now=3) == []
     assert book.aborted(RID, "aborted", now=1) == []
     assert book.unreachable(RID, "x") == []
     assert book.proven_dead(RID) == []
+
+
+def test_the_payload_comes_with_the_kv() -> None:
+    """What prefill hands over besides the KV is given out when the receive is done."""
+    book = opened()
+    done = Done(RID, received=True, payload=b"first", seconds=3)
+    assert book.completed(completed(b"first"), "w0", 1, now=3) == [done]
+
+
+def test_completion_with_another_token_is_ignored() -> None:
+    """Nobody else can declare these blocks full."""
+    book = opened()
+    assert book.completed(completed(token="b" * 32), "w0", 1, now=3) == []
+    assert book.outstanding
+
+
+def test_early_failure_tells_the_client_and_keeps_the_fence() -> None:
+    """Prefill gave up with writes in flight: the request fails at once, its blocks wait for `Released`."""
+    book = opened()
+    assert book.failing(Failing(RID, TOKEN, "push_failed")) == [Fail(RID, "push_failed")]
+    assert book.outstanding
+    assert book.released(released("push_failed"), "w0", 1, now=3) == [Done(RID, received=False)]
+
+
+def test_early_failure_with_another_token_is_ignored() -> None:
+    """Nobody else can fail the request."""
+    assert opened().failing(Failing(RID, "b" * 32, "forged")) == []

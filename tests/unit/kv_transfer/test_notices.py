@@ -8,7 +8,9 @@ import pytest
 from kv_transfer.notices import (
     NOTICE_PREFIX,
     Cancel,
+    Completed,
     DecodePeer,
+    Failing,
     NoticeError,
     Released,
     decode_notice,
@@ -26,6 +28,8 @@ PAYLOAD: dict[str, Any] = {
     "decode_port": 5701,
     "decode_tp_size": 2,
     "local_block_ids": [[4, 5], [6]],
+    "lockstep_start_blocks": [2, 0],
+    "lockstep_block_sizes": [16, 32],
     "remote_engine_id": "p0",
 }
 
@@ -34,11 +38,13 @@ PAYLOAD: dict[str, Any] = {
     "notice",
     [
         Cancel(request_id="r", token="t", reason="aborted", registered=True, peer=PEER),
+        Completed("r", "t", 2, b"payload"),
+        Failing("r", "t", "push_failed"),
         Released("r", "t", "push_failed", 2),
     ],
 )
 def test_notices_round_trip(notice: Any) -> None:
-    """Both kinds come back as they were, and are told apart."""
+    """Every kind comes back as it was, and is told from the others."""
     data = encode_notice(notice)
     assert data.startswith(NOTICE_PREFIX)
     assert decode_notice(data) == notice
@@ -58,13 +64,54 @@ def test_registration_is_read() -> None:
     assert registration.token == "a" * 32
     assert registration.peer == PEER
     assert registration.block_ids == ((4, 5), (6,))
+    assert registration.start_blocks == (2, 0)
+    assert registration.block_sizes == (16, 32)
     assert registration.deadline == 112.5
     assert registration.payload == PAYLOAD
 
 
-@pytest.mark.parametrize("field", ["request_id", "lockstep_token", "lockstep_deadline_s", "local_block_ids"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        "request_id",
+        "lockstep_token",
+        "lockstep_deadline_s",
+        "lockstep_start_blocks",
+        "lockstep_block_sizes",
+        "local_block_ids",
+    ],
+)
 def test_registration_without_a_field_is_refused(field: str) -> None:
     """A stock vLLM decode node, which sends no token, cannot register here."""
     payload = {name: value for name, value in PAYLOAD.items() if name != field}
     with pytest.raises(NoticeError, match=field):
         decode_registration(msgspec.msgpack.encode(payload), now=0.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lockstep_start_blocks": [0]},
+        {"lockstep_start_blocks": [-1, 0]},
+        {"lockstep_block_sizes": [16, 0]},
+        {"local_block_ids": [[4]]},
+    ],
+)
+def test_registration_with_unmatched_or_impossible_groups_is_refused(change: dict[str, Any]) -> None:
+    """Blocks are paired by these numbers, so a registration that cannot be right never reaches the ledger."""
+    with pytest.raises(NoticeError):
+        decode_registration(msgspec.msgpack.encode(PAYLOAD | change), now=0.0)
+
+
+def test_notice_of_another_version_is_refused() -> None:
+    """An older or newer node's notice is dropped and counted, not misread."""
+    body = encode_notice(Failing("r", "t", "push_failed"))[len(NOTICE_PREFIX) :]
+    with pytest.raises(NoticeError, match="version"):
+        decode_notice(b"LOCKSTEP/1:" + body)
+
+
+def test_payload_is_bounded() -> None:
+    """A peer cannot make a decode worker keep more than 4 KiB for a request."""
+    assert decode_notice(encode_notice(Completed("r", "t", 1, b"x" * 4096)))
+    with pytest.raises(NoticeError):
+        decode_notice(encode_notice(Completed("r", "t", 1, b"x" * 4097)))

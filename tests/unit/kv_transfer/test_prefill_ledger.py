@@ -5,21 +5,32 @@ import itertools
 import pytest
 
 from kv_transfer.notices import Cancel, DecodePeer, Registration
-from kv_transfer.prefill_ledger import PrefillLedger, Push, Release, Reply
+from kv_transfer.prefill_ledger import PrefillLedger, Release, Reply, Write
+from kv_transfer.push_plan import GroupLayout
 
+LAYOUT = (GroupLayout(block_size=16, streamed=True),)
 PEER = DecodePeer(engine_id="d0", host="127.0.0.1", port=5700, tp_size=1)
-BLOCKS = ([1, 2, 3],)
+BLOCKS = ((1, 2, 3),)
 TOKEN = "a" * 32
 OTHER = "b" * 32
 RID = "ls-1-0-a1"
 
 
 def ledger(ttl_s: float = 100.0, limit: int = 100) -> PrefillLedger:
-    return PrefillLedger(ttl_s, limit)
+    return PrefillLedger(LAYOUT, ttl_s, limit)
 
 
 def registration(token: str = TOKEN, request_id: str = RID, deadline: float = 60.0) -> Registration:
-    return Registration(request_id, token, PEER, ((7, 8, 9),), deadline, {})
+    return Registration(request_id, token, PEER, ((7, 8, 9),), (0,), (16,), deadline, {})
+
+
+def push(number: int = 1) -> Write:
+    """The write of all three blocks, after the prompt."""
+    return Write(RID, number, BLOCKS, ((7, 8, 9),), registration(), streamed=False)
+
+
+def start(book: PrefillLedger, write: Write, now: float = 0) -> None:
+    assert book.starting(write, now) == (True, [])
 
 
 def cancel(token: str = TOKEN, registered: bool = True, reason: str = "aborted") -> Cancel:
@@ -34,14 +45,14 @@ def test_push_when_decode_registered_first() -> None:
     """The registration waits, and the finished prompt is pushed to it."""
     book = ledger()
     assert book.registered(registration(), now=0) == []
-    assert book.finished(RID, BLOCKS, TOKEN, now=1) == [Push(RID, BLOCKS, registration())]
+    assert book.finished(RID, BLOCKS, TOKEN, now=1) == [push()]
 
 
 def test_push_when_prefill_finished_first() -> None:
     """The blocks wait, and are pushed when the registration comes."""
     book = ledger()
     assert book.finished(RID, BLOCKS, TOKEN, now=0) == []
-    assert book.registered(registration(), now=1) == [Push(RID, BLOCKS, registration())]
+    assert book.registered(registration(), now=1) == [push()]
 
 
 @pytest.mark.parametrize("other", ["ls-1-0-a1-0123abcd", "ls-1-0-a", "ls-1-0-a11"])
@@ -59,7 +70,7 @@ def test_wrong_token_is_refused_and_the_blocks_still_wait() -> None:
     book = ledger()
     book.finished(RID, BLOCKS, TOKEN, now=0)
     assert book.registered(registration(OTHER), now=0) == [reply("token_mismatch", OTHER)]
-    assert book.registered(registration(), now=0) == [Push(RID, BLOCKS, registration())]
+    assert book.registered(registration(), now=0) == [push()]
 
 
 def test_wrong_token_that_came_first_does_not_displace_the_right_one() -> None:
@@ -69,7 +80,7 @@ def test_wrong_token_that_came_first_does_not_displace_the_right_one() -> None:
     book.registered(registration(), now=0)
     assert book.finished(RID, BLOCKS, TOKEN, now=0) == [
         reply("token_mismatch", OTHER),
-        Push(RID, BLOCKS, registration()),
+        push(),
     ]
 
 
@@ -124,16 +135,17 @@ def test_cancel_with_another_token_does_not_stop_the_push() -> None:
     book.cancelled(cancel(OTHER), now=0)
     book.finished(RID, BLOCKS, TOKEN, now=0)
     assert book.cancelled(cancel(OTHER), now=0) == [reply("aborted", OTHER)]
-    assert book.registered(registration(), now=0) == [Push(RID, BLOCKS, registration())]
+    assert book.registered(registration(), now=0) == [push()]
 
 
-def test_cancel_during_the_write_is_answered_by_its_completion() -> None:
+def test_cancel_during_the_write_is_answered_when_it_has_ended() -> None:
     """ "Released" while a write is in flight would let decode reuse blocks that are being written."""
     book = ledger()
     book.finished(RID, BLOCKS, TOKEN, now=0)
     book.registered(registration(), now=0)
+    start(book, push())
     assert book.cancelled(cancel(), now=1) == []
-    assert book.pushed(RID, now=2) == registration()
+    assert book.settled(push(), 300, None, now=2) == [Release(RID, "aborted"), reply("aborted")]
 
 
 def test_repeated_registration_during_the_write_is_not_answered() -> None:
@@ -141,6 +153,7 @@ def test_repeated_registration_during_the_write_is_not_answered() -> None:
     book = ledger()
     book.finished(RID, BLOCKS, TOKEN, now=0)
     book.registered(registration(), now=0)
+    start(book, push())
     assert book.registered(registration(), now=1) == []
 
 
@@ -149,7 +162,11 @@ def test_failed_write_releases_and_answers() -> None:
     book = ledger()
     book.finished(RID, BLOCKS, TOKEN, now=0)
     book.registered(registration(), now=0)
-    assert book.push_failed(RID, "push_failed", now=1) == [Release(RID, "push_failed"), reply("push_failed")]
+    start(book, push())
+    assert book.settled(push(), 0, "push_failed", now=1) == [
+        Release(RID, "push_failed"),
+        reply("push_failed"),
+    ]
 
 
 def test_no_push_after_decodes_deadline() -> None:
@@ -190,6 +207,7 @@ def test_abandoning_a_write_in_flight_does_nothing() -> None:
     book = ledger()
     book.finished(RID, BLOCKS, TOKEN, now=0)
     book.registered(registration(), now=0)
+    start(book, push())
     assert book.abandoned(RID, "aborted", now=1) == []
     assert book.is_pushing(RID)
 
@@ -224,7 +242,7 @@ EVENTS = ("finished", "registered", "cancelled")
 
 @pytest.mark.parametrize("order", list(itertools.permutations(EVENTS)), ids="-".join)
 def test_every_order_of_finish_register_cancel_settles(order: tuple[str, ...]) -> None:
-    """In any order: blocks are pushed or released exactly once, and decode gets an answer for its blocks."""
+    """In any order: prefill's blocks come back once, and decode gets one end for its blocks."""
     book = ledger()
     actions = []
     for event in order:
@@ -234,11 +252,9 @@ def test_every_order_of_finish_register_cancel_settles(order: tuple[str, ...]) -
             actions += book.registered(registration(), now=0)
         else:
             actions += book.cancelled(cancel(), now=0)
-    pushes = [action for action in actions if isinstance(action, Push)]
-    releases = [action for action in actions if isinstance(action, Release)]
-    replies = [action for action in actions if isinstance(action, Reply)]
-    assert len(pushes) + len(releases) == 1
-    assert bool(replies) != bool(pushes)
-    if pushes:
-        book.pushed(RID, now=1)
+    for write in [action for action in actions if isinstance(action, Write)]:
+        if book.starting(write, now=0)[0]:
+            actions += book.settled(write, 0, None, now=1)
+    assert sum(isinstance(action, Release) for action in actions) == 1
+    assert any(isinstance(action, Reply) for action in actions)
     assert not book.outstanding

@@ -1,0 +1,267 @@
+"""A prompt's KV on its way from one real connector to another, chunk by chunk, in every order of events."""
+
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from vllm.v1.request import Request
+
+from component.kv_transfer.engines import BLOCK_SIZE, STEP_TOKENS, Pair, one_rank_world
+
+NUM_BLOCKS = 40
+_ids = (f"ls-{number}-0-a1" for number in itertools.count())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world() -> Iterator[None]:
+    with one_rank_world():
+        yield
+
+
+@pytest.fixture(scope="module")
+def shared_pair(world: None) -> Iterator[Pair]:
+    with closing(Pair(NUM_BLOCKS, {})) as pair:
+        yield pair
+
+
+@pytest.fixture
+def pair(shared_pair: Pair) -> Iterator[Pair]:
+    """Both engines, without a block in use before or after the test."""
+    assert shared_pair.idle
+    yield shared_pair
+    shared_pair.until(lambda: shared_pair.idle)
+
+
+def new_prompt(num_tokens: int) -> list[int]:
+    """Random, so that nothing of it is in a prefix cache."""
+    return random.sample(range(10, 9000), num_tokens)
+
+
+def counted(pair: Pair, name: str) -> int:
+    return int(pair.prefill.counters[name])
+
+
+def push_of(pair: Pair, prompt: list[int]) -> Request:
+    """Run both legs until decode has the KV; returns decode's request, before its first decode step."""
+    request_id = next(_ids)
+    pair.add_prefill(request_id, prompt)
+    request = pair.add_decode(request_id, prompt)
+    receive(pair, request)
+    return request
+
+
+def receive(pair: Pair, request: Request) -> None:
+    """Step until decode's worker has the KV of `request`; the step that would use it is not run."""
+    before = pair.decode.counters["received_requests"]
+    pair.until(lambda: pair.decode.counters["received_requests"] > before)
+    assert request.request_id not in pair.decode.failed
+
+
+def test_long_prompt_is_written_while_it_is_computed(pair: Pair) -> None:
+    """All chunks but the last are written before the prompt is done, and decode's blocks hold its KV."""
+    prompt = new_prompt(5 * STEP_TOKENS + 10)
+    request_id = next(_ids)
+    request = pair.add_decode(request_id, prompt)
+    pair.decode.step()
+    pair.add_prefill(request_id, prompt)
+    before, blocks = counted(pair, "streamed_chunks"), counted(pair, "pushed_blocks")
+    for chunk in range(1, 6):
+        pair.prefill.step()
+        pair.wait(lambda expected=chunk: counted(pair, "streamed_chunks") - before == expected)
+    assert pair.decode.counters["received_requests"] == 0
+    pair.prefill.step()
+    pair.wait(lambda: pair.decode.counters["received_requests"] == 1)
+    assert counted(pair, "pushed_blocks") - blocks == 11
+    assert pair.decode.holds_kv_of(request)
+
+
+def test_last_chunk_needs_no_further_step_of_prefill(pair: Pair) -> None:
+    """Prefill's engine may be busy with others: the KV is whole and decode told without its next step."""
+    prompt = new_prompt(70)
+    request_id = next(_ids)
+    request = pair.add_decode(request_id, prompt)
+    pair.decode.step()
+    pair.add_prefill(request_id, prompt)
+    before = pair.decode.counters["received_requests"]
+    pair.prefill.step()
+    pair.prefill.step()
+    pair.wait(lambda: pair.decode.counters["received_requests"] > before)
+    assert pair.decode.holds_kv_of(request)
+
+
+def test_registration_after_the_prompt_is_pushed_at_once(pair: Pair) -> None:
+    """Everything that was computed before decode registered goes in one write."""
+    prompt = new_prompt(200)
+    request_id = next(_ids)
+    pair.add_prefill(request_id, prompt)
+    for _ in range(6):
+        pair.prefill.step()
+    before = counted(pair, "pushed_chunks"), counted(pair, "streamed_chunks")
+    request = pair.add_decode(request_id, prompt)
+    receive(pair, request)
+    assert (counted(pair, "pushed_chunks"), counted(pair, "streamed_chunks")) == (before[0] + 1, before[1])
+    assert pair.decode.holds_kv_of(request)
+
+
+def test_registration_in_the_middle_catches_up(pair: Pair) -> None:
+    """Chunks that were computed before decode registered go together, the later ones on their own."""
+    prompt = new_prompt(5 * STEP_TOKENS)
+    request_id = next(_ids)
+    pair.add_prefill(request_id, prompt)
+    before = counted(pair, "pushed_chunks")
+    pair.prefill.step()
+    pair.prefill.step()
+    request = pair.add_decode(request_id, prompt)
+    pair.decode.step()
+    pair.wait(lambda: counted(pair, "pushed_chunks") - before == 1)
+    pair.prefill.step()
+    pair.wait(lambda: counted(pair, "pushed_chunks") - before == 2)
+    receive(pair, request)
+    assert pair.decode.holds_kv_of(request)
+
+
+@pytest.mark.parametrize("prefill_has_it_too", [True, False])
+def test_decodes_prefix_hit_is_not_written(pair: Pair, prefill_has_it_too: bool) -> None:
+    """Blocks in decode's own cache are skipped, wherever prefill's chunks begin; the rest is in its place."""
+    prefix = new_prompt(5 * BLOCK_SIZE)
+    push_of(pair, [*prefix, *new_prompt(40)])
+    pair.until(lambda: pair.idle)
+    if not prefill_has_it_too:
+        assert pair.prefill.scheduler.reset_prefix_cache()
+    before = counted(pair, "pushed_blocks")
+    request = push_of(pair, [*prefix, *new_prompt(70)])
+    assert counted(pair, "pushed_blocks") - before == 3
+    assert pair.decode.holds_kv_of(request)
+
+
+def test_complete_prefix_hit_still_registers(pair: Pair) -> None:
+    """Decode has all it can have, and yet registers its last block and gets the notice."""
+    prompt = new_prompt(2 * BLOCK_SIZE + 1)
+    push_of(pair, prompt)
+    pair.until(lambda: pair.idle)
+    before = counted(pair, "pushed_blocks")
+    request = push_of(pair, prompt)
+    assert counted(pair, "pushed_blocks") - before == 1
+    assert pair.decode.holds_kv_of(request)
+
+
+def test_preempted_prompt_is_written_anew(pair: Pair) -> None:
+    """Blocks lost in mid-prompt hold something else by then; decode gets what was computed afterwards."""
+    prompt = new_prompt(5 * STEP_TOKENS + 10)
+    request_id = next(_ids)
+    request = pair.add_decode(request_id, prompt)
+    pair.decode.step()
+    pair.add_prefill(request_id, prompt)
+    before, restarted = counted(pair, "streamed_chunks"), counted(pair, "restarted_pushes")
+    pair.prefill.step()
+    pair.prefill.step()
+    pair.wait(lambda: counted(pair, "streamed_chunks") - before == 2)
+    assert pair.prefill.scheduler.reset_prefix_cache(reset_running_requests=True)
+    for cache in pair.prefill.caches.values():
+        cache.fill_(-1.0)
+    receive(pair, request)
+    assert counted(pair, "restarted_pushes") - restarted == 1
+    assert pair.decode.holds_kv_of(request)
+
+
+def test_prefill_abort_in_mid_prompt_fails_decode_at_once(pair: Pair) -> None:
+    """Chunks were written already; decode learns of the end without any deadline and frees its blocks."""
+    prompt = new_prompt(5 * STEP_TOKENS)
+    request_id = next(_ids)
+    pair.add_decode(request_id, prompt)
+    pair.decode.step()
+    pair.add_prefill(request_id, prompt)
+    pair.prefill.step()
+    pair.prefill.step()
+    pair.prefill.abort(request_id)
+    pair.until(lambda: request_id in pair.decode.failed, deadline_s=5)
+    pair.until(lambda: pair.idle, deadline_s=5)
+    assert pair.decode.counters["failed"]["finished_aborted"] >= 1
+
+
+def test_decode_abort_in_mid_prompt_stops_the_writes(pair: Pair) -> None:
+    """No chunk is written after the cancel, decode's blocks come back, prefill holds nothing at the end."""
+    prompt = new_prompt(5 * STEP_TOKENS)
+    request_id = next(_ids)
+    pair.add_decode(request_id, prompt)
+    pair.decode.step()
+    pair.add_prefill(request_id, prompt)
+    pair.prefill.step()
+    pair.decode.abort(request_id)
+    pair.decode.step()
+    pair.wait(lambda: pair.prefill.counters["refused"].get("aborted", 0) >= 1)
+    written = counted(pair, "pushed_chunks")
+    for _ in range(6):
+        pair.prefill.step()
+    pair.until(lambda: pair.idle, deadline_s=5)
+    assert counted(pair, "pushed_chunks") == written
+
+
+def test_many_requests_at_once(pair: Pair) -> None:
+    """Chunks of prompts that share steps are written to the right places."""
+    prompts = {next(_ids): new_prompt(length) for length in (20, 130, 64, 200)}
+    requests = [pair.add_decode(request_id, prompt) for request_id, prompt in prompts.items()]
+    pair.decode.step()
+    for request_id, prompt in prompts.items():
+        pair.add_prefill(request_id, prompt)
+    before = pair.decode.counters["received_requests"]
+    for _ in range(8):
+        pair.prefill.step()
+    pair.wait(lambda: pair.decode.counters["received_requests"] - before == len(prompts))
+    assert all(pair.decode.holds_kv_of(request) for request in requests)
+
+
+def test_streaming_can_be_turned_off() -> None:
+    """For comparison: one write, when the prompt is done."""
+    with closing(Pair(NUM_BLOCKS, {"lockstep_stream_chunks": False})) as pair:
+        request = push_of(pair, new_prompt(3 * STEP_TOKENS))
+        assert (counted(pair, "pushed_chunks"), counted(pair, "streamed_chunks")) == (1, 0)
+        assert pair.decode.holds_kv_of(request)
+
+
+def test_stalled_prompt_ends_at_decodes_deadline() -> None:
+    """Prefill hangs after its first chunk: decode fails the request, and a late chunk is not written."""
+    with closing(Pair(NUM_BLOCKS, {"lockstep_registration_deadline_s": 0.5})) as pair:
+        prompt = new_prompt(4 * STEP_TOKENS)
+        request_id = next(_ids)
+        pair.add_decode(request_id, prompt)
+        pair.decode.step()
+        pair.add_prefill(request_id, prompt)
+        pair.prefill.step()
+        pair.wait(lambda: counted(pair, "pushed_chunks") == 1)
+
+        def failed() -> bool:
+            pair.decode.step()
+            return request_id in pair.decode.failed
+
+        pair.wait(failed, deadline_s=5)
+        pair.until(lambda: pair.idle, deadline_s=5)
+        assert counted(pair, "pushed_chunks") == 1
+        assert pair.prefill.counters["released"] == {"deadline": 1}
+
+
+def test_lease_is_renewed_while_decode_queues_and_ends_where_nobody_waits() -> None:
+    """Decode has no room for one request, and heartbeats keep its KV on prefill; the lease of one that no
+    decode node knows ends in time, although it stands behind the renewed one."""
+    lease_s = 1.5
+    with closing(Pair(NUM_BLOCKS, {"kv_lease_duration": lease_s})) as pair:
+        blocker, queued, forgotten = (next(_ids) for _ in range(3))
+        prompt = new_prompt(10 * BLOCK_SIZE)
+        pair.add_decode(blocker, new_prompt(31 * BLOCK_SIZE))
+        pair.decode.step()
+        request = pair.add_decode(queued, prompt)
+        pair.add_prefill(queued, prompt)
+        pair.add_prefill(forgotten, new_prompt(BLOCK_SIZE))
+        pair.until(lambda: not pair.prefill.scheduler.running and not pair.prefill.scheduler.waiting)
+        finished_at = time.monotonic()
+        pair.until(lambda: forgotten not in pair.prefill.scheduler.requests)
+        assert time.monotonic() - finished_at < lease_s + 0.5
+        pair.until(lambda: time.monotonic() - finished_at > 2 * lease_s)
+        assert queued in pair.prefill.scheduler.requests
+        pair.decode.abort(blocker)
+        receive(pair, request)
+        assert pair.decode.holds_kv_of(request)
+        pair.until(lambda: pair.idle)

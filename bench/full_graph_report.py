@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.counters import Counters
-from bench.observer.records import RankRecord, mismatches
+from bench.observer.records import RankRecord, busy_steps, mismatches
 from bench.replay import Answer, compare
 from bench.trace import Kind
 
@@ -29,8 +29,11 @@ def result(
     found = mismatches(list(ranks.values()))
     comparison = compare(answers, expected)
     drafts, accepted = after.drafts - before.drafts, after.accepted - before.accepted
+    busy = busy_steps(list(ranks.values()))
     return {
         "system": name,
+        "busy_steps": busy.total(),
+        "busy_full_percent": 100 * busy["FULL"] / busy.total(),
         "ranks": {str(number): _rank(rank, metric.get(number, Counter())) for number, rank in ranks.items()},
         "agreements_that_differ": len(found),
         "agreements_that_differ_first": found[:MOST_EXAMPLES],
@@ -116,8 +119,9 @@ def _summary(entry: dict[str, Any]) -> str:
         f"equal to the reference {entry['outputs_equal']} of {entry['outputs_compared']}, of the "
         f"disconnected {entry['disconnected_equal_so_far']} of {entry['disconnected']} so far; failed "
         f"{entry['num_failed']}",
-        f"steps with work {total('work_steps')}, idle {total('idle_steps')}, draft agreements "
-        f"{total('draft_agreements')} + {total('idle_draft_agreements')} idle; "
+        f"{entry['busy_steps']} steps with work on a rank, of them full {entry['busy_full_percent']:.2f} %; "
+        f"steps of ranks with work {total('work_steps')}, idle {total('idle_steps')}; draft agreements "
+        f"{total('draft_agreements')}, idle {total('idle_draft_agreements')}; "
         f"{entry['agreements_that_differ']} agreements differ between the ranks",
         f"arrivals {total('arrivals')}, padded {total('padded_arrivals')}, preempted {total('preempted')}, "
         f"resumed on decode {total('resumed_here')}; tokens computed there per arrival: most {most}, mean "

@@ -20,8 +20,8 @@ NUM_SPECULATIVE_TOKENS = 2
 MAX_MODEL_LEN = 1024
 CONTEXT_LIMIT = MAX_MODEL_LEN - 2 * NUM_SPECULATIVE_TOKENS - 1
 """What a decode node with this max_model_len serves under async scheduling."""
-KV_BLOCKS = 24
-"""Of 128 tokens, for each decode rank: three requests at the limit do not fit."""
+KV_BLOCKS = 20
+"""Of 128 tokens, for each decode rank: a request at the limit takes 8."""
 DISTINCT_ROUNDS = 4
 """Then they come again, so that prefix caches are hit as well."""
 
@@ -32,6 +32,7 @@ class Kind(StrEnum):
     ONE_TOKEN = "one-token prompt"
     LIMIT = "ends at the limit"
     PRESSURE = "KV pressure"
+    SHORT = "short"
     ABORT = "client goes away"
     FAILED_LOAD = "failed KV load"
 
@@ -76,19 +77,20 @@ class _Round:
         # The ranks change places from round to round.
         one, other = self._number % 2, 1 - self._number % 2
         yield from self._arrivals(busy=one, idle=other, at_s=0.0)
-        yield from self._limits(busy=other, near_limit=one, at_s=5.0)
-        yield from self._pressure(at_s=11.0)
-        yield from self._disconnects(at_s=11.5)
-        yield self._item(Kind.FAILED_LOAD, 12.5, one, 150, 40)
+        yield from self._limits(busy=other, near_limit=one, at_s=3.5)
+        yield from self._pressure(at_s=7.0)
+        yield from self._short(at_s=7.5)
+        yield from self._disconnects(at_s=8.0)
+        yield self._item(Kind.FAILED_LOAD, 9.0, one, 150, 40)
 
     def _arrivals(self, busy: int, idle: int, at_s: float) -> Iterator[Item]:
         """One rank decodes; the other has nothing, gets a short request, and has nothing again."""
         yield self._item(Kind.LONG, at_s, busy, 60, 300)
-        for number in range(4):
+        for number in range(5):
             prompt_tokens = self._rng.choice((2, 5, 100, 128, 129, 255))
-            yield self._item(Kind.IDLE_RANK, at_s + 0.8 + 0.7 * number, idle, prompt_tokens, 12)
+            yield self._item(Kind.IDLE_RANK, at_s + 0.5 + 0.5 * number, idle, prompt_tokens, 8)
         yield self._item(Kind.ONE_TOKEN, at_s + 1.2, busy, 1, 20)
-        yield self._item(Kind.ONE_TOKEN, at_s + 3.8, idle, 1, 20)
+        yield self._item(Kind.ONE_TOKEN, at_s + 3.2, idle, 1, 20)
 
     def _limits(self, busy: int, near_limit: int, at_s: float) -> Iterator[Item]:
         """Prompts of limit - k with room for k tokens, and one that generates its way to the limit."""
@@ -102,6 +104,13 @@ class _Round:
         for number in range(12):
             prompt_tokens = self._rng.randint(150, 250)
             yield self._item(Kind.PRESSURE, at_s + 0.05 * number, number % 2, prompt_tokens, 450)
+
+    def _short(self, at_s: float) -> Iterator[Item]:
+        """Short requests one after the other between the long ones, so that the KV pool stays full."""
+        for number in range(30):
+            prompt_tokens = self._rng.choice((1, 3, 20, 60, 127, 129))
+            max_tokens = self._rng.randint(4, 12)
+            yield self._item(Kind.SHORT, at_s + 0.3 * number, number % 2, prompt_tokens, max_tokens)
 
     def _disconnects(self, at_s: float) -> Iterator[Item]:
         """From before the prefill to the middle of the stream."""

@@ -109,6 +109,15 @@ def mismatches(ranks: Sequence[RankRecord]) -> list[str]:
     return found
 
 
+def busy_steps(ranks: Sequence[RankRecord]) -> Counter[str]:
+    """Steps of the group in which at least one rank had work, by the mode that was agreed on."""
+    counted: Counter[str] = Counter()
+    for row in zip(*(rank.agreements for rank in ranks), strict=False):
+        if row[0].is_step and any(agreement.when == "work" for agreement in row):
+            counted[row[0].mode] += 1
+    return counted
+
+
 def _files(directory: Path) -> Iterator[tuple[int, Path]]:
     seen = set()
     for path in sorted(directory.glob("rank*.jsonl")):

@@ -136,3 +136,13 @@ def test_a_step_of_full_rows_notes_nothing() -> None:
     """Only what is noteworthy is written: the file stays small over hours."""
     cached = SimpleNamespace(req_ids=["r"], num_computed_tokens=[50], resumed_req_ids=set())
     assert _events(_step({"r": 3}, {"r": [7, 8]}, scheduled_cached_reqs=cached), query_len=3) == []
+
+
+def test_busy_steps_are_those_with_work_on_a_rank(tmp_path: Path) -> None:
+    """A step that both ranks only make for a peer that waits is left out."""
+    ranks = _written(
+        tmp_path,
+        rank0=[_agreement(when="idle"), _agreement(mode=NONE), _agreement(when="idle")],
+        rank1=[_agreement(when="work"), _agreement(mode=NONE), _agreement(when="idle")],
+    )
+    assert _records().busy_steps(list(ranks.values())) == {"FULL": 1, "NONE": 1}

@@ -150,6 +150,8 @@ class PrefillLedger:
         if (reason := self._tombstones.reason(request_id, token)) is not None:
             return [_refuse(registration, reason)]
         waiting = self._pending.setdefault(request_id, [])
+        if any(same_token(other.token, token) for other in waiting):
+            return []  # a repeat too: its blocks will be written
         if len(waiting) >= _MAX_REGISTRATIONS_PER_REQUEST:
             return [_refuse(registration, "too_many_registrations")]
         waiting.append(registration)

@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from kv_transfer.notices import Cancel, DecodePeer, Registration
-from kv_transfer.prefill_ledger import PrefillLedger, Release, Reply, Write
-from kv_transfer.push_plan import GroupLayout
+from kv_transfer.prefill_ledger import Complete, PrefillLedger, Release, Reply, Warn, Write
+from kv_transfer.push_plan import Chunk, GroupLayout
 
 LAYOUT = (GroupLayout(block_size=16, streamed=True),)
 PEER = DecodePeer(engine_id="d0", host="127.0.0.1", port=5700, tp_size=1)
@@ -157,6 +157,14 @@ def test_repeated_registration_during_the_write_is_not_answered() -> None:
     assert book.registered(registration(), now=1) == []
 
 
+def test_repeated_registration_before_the_prompt_is_not_answered() -> None:
+    """A "released" for the repeat would unfence the blocks that are going to be written."""
+    book = ledger()
+    book.registered(registration(), now=0)
+    assert book.registered(registration(), now=1) == []
+    assert book.finished(RID, BLOCKS, TOKEN, now=2) == [push()]
+
+
 def test_failed_write_releases_and_answers() -> None:
     """Once no write is in flight both sides get their blocks back."""
     book = ledger()
@@ -258,3 +266,185 @@ def test_every_order_of_finish_register_cancel_settles(order: tuple[str, ...]) -
     assert sum(isinstance(action, Release) for action in actions) == 1
     assert any(isinstance(action, Reply) for action in actions)
     assert not book.outstanding
+
+
+def chunk(start: int, *block_ids: int, last: bool = False) -> Chunk:
+    return Chunk((start,), (block_ids,), last)
+
+
+def write(
+    number: int, local: tuple[int, ...], remote: tuple[int, ...], streamed: bool = True, start: int = 0
+) -> Write:
+    return Write(RID, number, (local,), (remote,), registered_from(start), streamed)
+
+
+def registered_from(start: int, *, block_size: int = 16) -> Registration:
+    """Decode has the first `start` of three blocks in its own cache."""
+    return Registration(RID, TOKEN, PEER, ((7, 8, 9)[start:],), (start,), (block_size,), 60.0, {})
+
+
+def complete(num_bytes: int, seconds: float, start: int = 0) -> Complete:
+    return Complete(RID, registered_from(start), num_bytes, seconds)
+
+
+def test_chunks_are_written_as_they_are_computed() -> None:
+    """Each chunk goes to decode's blocks of the same place; the notice follows the last write."""
+    book = ledger()
+    book.registered(registered_from(0), now=0)
+    first, second = write(1, (1,), (7,)), write(2, (2, 3), (8, 9), streamed=False)
+    assert book.computed(RID, TOKEN, chunk(0, 1), now=1) == [first]
+    start(book, first, now=1)
+    assert book.computed(RID, TOKEN, chunk(1, 2, 3, last=True), now=2) == [second]
+    start(book, second, now=2)
+    assert book.settled(second, 200, None, now=3) == []
+    assert book.settled(first, 100, None, now=4) == [complete(300, seconds=3)]
+    assert book.finished(RID, BLOCKS, TOKEN, now=5) == [Release(RID, "pushed")]
+
+
+def test_chunks_before_the_registration_go_together() -> None:
+    """A late registration gets everything that is computed in one write."""
+    book = ledger()
+    assert book.computed(RID, TOKEN, chunk(0, 1), now=0) == []
+    assert book.computed(RID, TOKEN, chunk(1, 2), now=1) == []
+    assert book.registered(registered_from(0), now=2) == [write(1, (1, 2), (7, 8))]
+
+
+def test_blocks_that_decode_has_are_skipped() -> None:
+    """Decode's list starts at its third block: the chunk is cut there, and its blocks keep their place."""
+    book = ledger()
+    book.registered(registered_from(2), now=0)
+    assert book.computed(RID, TOKEN, chunk(0, 1), now=1) == []
+    last = write(1, (3,), (9,), streamed=False, start=2)
+    assert book.computed(RID, TOKEN, chunk(1, 2, 3, last=True), now=2) == [last]
+
+
+def test_decode_that_needs_no_block_gets_its_notice() -> None:
+    """A complete prefix hit: nothing is written, and the notice comes when the prompt is done."""
+    book = ledger()
+    book.registered(registered_from(3), now=0)
+    assert book.computed(RID, TOKEN, chunk(0, 1, 2), now=1) == []
+    assert book.computed(RID, TOKEN, chunk(2, 3, last=True), now=2) == [complete(0, 0.0, start=3)]
+
+
+def test_a_slow_link_gets_fewer_writes() -> None:
+    """With two writes in flight the chunks that follow wait, and go together."""
+    book = ledger()
+    wide = Registration(RID, TOKEN, PEER, (tuple(range(70, 76)),), (0,), (16,), 60.0, {})
+    book.registered(wide, now=0)
+    sent = [book.computed(RID, TOKEN, chunk(place, place), now=0) for place in range(4)]
+    assert [len(actions) for actions in sent] == [1, 1, 0, 0]
+    first = sent[0][0]
+    assert isinstance(first, Write)
+    start(book, first)
+    assert book.settled(first, 1, None, now=1) == [Write(RID, 3, ((2, 3),), ((72, 73),), wide, True)]
+
+
+def test_preempted_blocks_are_written_again_after_the_old_writes() -> None:
+    """NIXL keeps no order: a late old write would destroy what was computed anew."""
+    book = ledger()
+    book.registered(registered_from(0), now=0)
+    old = write(1, (1, 2), (7, 8))
+    assert book.computed(RID, TOKEN, chunk(0, 1, 2), now=0) == [old]
+    start(book, old)
+    book.preempted(RID)
+    assert book.computed(RID, TOKEN, chunk(0, 4, 5, 6, last=True), now=1) == []
+    anew = write(2, (4, 5, 6), (7, 8, 9), streamed=False)
+    assert book.settled(old, 200, None, now=2) == [anew]
+    start(book, anew, now=2)
+    assert book.settled(anew, 300, None, now=3) == [complete(500, seconds=3)]
+
+
+def test_preemption_drops_writes_that_were_not_started() -> None:
+    """Their source belongs to another request by now."""
+    book = ledger()
+    book.registered(registered_from(0), now=0)
+    old = write(1, (1, 2), (7, 8))
+    book.computed(RID, TOKEN, chunk(0, 1, 2), now=0)
+    book.preempted(RID)
+    assert book.starting(old, now=1) == (False, [])
+
+
+def test_failure_of_an_old_write_does_not_matter() -> None:
+    """What it should have written is written again."""
+    book = ledger()
+    book.registered(registered_from(2), now=0)
+    old, anew = write(1, (3,), (9,), start=2), write(2, (6,), (9,), streamed=False, start=2)
+    assert book.computed(RID, TOKEN, chunk(0, 1, 2, 3), now=0) == [old]
+    start(book, old)
+    book.preempted(RID)
+    assert book.finished(RID, ((4, 5, 6),), TOKEN, now=1) == []
+    assert book.settled(old, 0, "push_failed", now=2) == [anew]
+
+
+def test_unseen_change_of_blocks_counts_as_preemption() -> None:
+    """The finished request has other blocks than the chunks said: they are all written, none is trusted."""
+    book = ledger()
+    book.registered(registered_from(0), now=0)
+    book.computed(RID, TOKEN, chunk(0, 1), now=0)
+    anew = write(2, (4, 5, 6), (7, 8, 9), streamed=False)
+    assert book.finished(RID, ((4, 5, 6),), TOKEN, now=1) == [anew]
+
+
+def test_chunk_that_does_not_follow_is_left_to_the_end() -> None:
+    """A gap would be written to the wrong places."""
+    book = ledger()
+    book.registered(registered_from(0), now=0)
+    assert book.computed(RID, TOKEN, chunk(1, 2), now=0) == []
+    assert book.finished(RID, BLOCKS, TOKEN, now=1) == [push()]
+
+
+def test_decode_is_warned_while_writes_are_in_flight() -> None:
+    """An abort in mid-prompt is told at once; "released" follows the last write."""
+    book = ledger()
+    book.registered(registered_from(0), now=0)
+    first = write(1, (1,), (7,))
+    book.computed(RID, TOKEN, chunk(0, 1), now=0)
+    start(book, first)
+    assert book.ended(RID, "finished_aborted", now=1) == [Warn(RID, PEER, TOKEN, "finished_aborted")]
+    assert book.settled(first, 100, None, now=2) == [reply("finished_aborted")]
+    assert not book.outstanding
+
+
+def test_one_failed_chunk_ends_the_push() -> None:
+    """Later chunks are not written, and the finished prompt's blocks are released at once."""
+    book = ledger()
+    book.registered(registered_from(0), now=0)
+    first = write(1, (1,), (7,))
+    book.computed(RID, TOKEN, chunk(0, 1), now=0)
+    start(book, first)
+    assert book.settled(first, 0, "push_failed", now=1) == [reply("push_failed")]
+    assert book.computed(RID, TOKEN, chunk(1, 2, 3, last=True), now=2) == []
+    assert book.finished(RID, BLOCKS, TOKEN, now=3) == [Release(RID, "push_failed")]
+
+
+def test_deadline_is_checked_before_each_write() -> None:
+    """A chunk computed in time but started too late is not written."""
+    book = ledger()
+    book.registered(registered_from(0), now=0)
+    first = write(1, (1,), (7,))
+    book.computed(RID, TOKEN, chunk(0, 1), now=59)
+    assert book.starting(first, now=60) == (False, [reply("deadline")])
+
+
+def test_more_blocks_than_decode_registered_is_a_mismatch() -> None:
+    """The two sides do not speak of the same prompt; nothing is written past decode's list."""
+    book = ledger()
+    book.registered(registered_from(0), now=0)
+    assert book.computed(RID, TOKEN, chunk(0, 1, 2, 3, 4), now=0) == [reply("block_mismatch")]
+
+
+@pytest.mark.parametrize(
+    ("layout", "block_size"),
+    [(GroupLayout(16, streamed=False), 16), (GroupLayout(16, streamed=True), 32)],
+    ids=["group not streamed", "block sizes differ"],
+)
+def test_what_cannot_be_streamed_is_written_whole_at_the_end(layout: GroupLayout, block_size: int) -> None:
+    """vLLM pairs such blocks itself, so it gets both lists as they are."""
+    book = PrefillLedger((layout,), 100.0, 100)
+    one_of_two = registered_from(1, block_size=block_size)
+    book.registered(one_of_two, now=0)
+    if layout.streamed:
+        assert book.computed(RID, TOKEN, chunk(0, 1, 2), now=0) == []
+    assert book.finished(RID, BLOCKS, TOKEN, now=1) == [
+        Write(RID, 1, BLOCKS, ((8, 9),), one_of_two, streamed=False)
+    ]

@@ -46,8 +46,13 @@ def _prompt_tokens_by_source(url: str) -> dict[str, float]:
     }
 
 
+def _grown(pair: Pair, before: dict[str, float]) -> dict[str, float]:
+    after = _prompt_tokens_by_source(pair.decode_url)
+    return {source: value - before.get(source, 0.0) for source, value in after.items()}
+
+
 async def test_outputs_equal_plain_vllm(pair: Pair) -> None:
-    """Prompts at and around block edges; decode computes one prompt token of each and receives the others."""
+    """Prompts at and around block edges; decode receives them, but for one token of each at most."""
     wanted = prompts([1, 2, 17, 127, 128, 129, 256, 300], seed=21)
     expected = await _reference(pair, wanted, 40)
     before = _prompt_tokens_by_source(pair.decode_url)
@@ -58,9 +63,9 @@ async def test_outputs_equal_plain_vllm(pair: Pair) -> None:
         )
     assert [choice["token_ids"] for choice in choices] == expected
     assert {choice["finish_reason"] for choice in choices} == {"length"}
-    after = _prompt_tokens_by_source(pair.decode_url)
-    assert after["local_compute"] - before.get("local_compute", 0.0) == len(wanted)
-    assert after["external_kv_transfer"] > before.get("external_kv_transfer", 0.0)
+    grown = _grown(pair, before)
+    assert grown["local_compute"] <= len(wanted)
+    assert grown["local_compute"] + grown["external_kv_transfer"] == sum(map(len, wanted))
 
 
 async def test_a_preempted_request_ends_so_that_the_caller_can_go_on(pair: Pair) -> None:
@@ -78,6 +83,5 @@ async def test_a_preempted_request_ends_so_that_the_caller_can_go_on(pair: Pair)
     ends = {(choice["finish_reason"], choice["stop_reason"]) for choice in bounced}
     assert ends == {("abort", "lockstep_preempted")}
     assert [choices[-1]["finish_reason"] for choices in attempts] == ["length"] * len(wanted)
-    # Nothing was computed anew on decode: one token of each attempt, as on its first.
-    after = _prompt_tokens_by_source(pair.decode_url)
-    assert after["local_compute"] - before["local_compute"] == sum(map(len, attempts))
+    # Nothing was computed anew on decode: one token of each attempt at most, as of its first.
+    assert _grown(pair, before)["local_compute"] <= sum(map(len, attempts))

@@ -33,6 +33,7 @@ class Flow:
         self.metrics = ProxyMetrics()
         self._dispatcher = Dispatcher(cluster, ranks, self.metrics)
         self._in_flight = InFlight(self._dispatcher, self.metrics, request_timeout_s, max_attempts)
+        self.request_timeout_s = request_timeout_s
         self.outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
         """For the front end, in its own ids and clock."""
         self.draining = False
@@ -188,7 +189,6 @@ class Flow:
         role = attempt.role_at(address) if attempt else None
         if flight is None or attempt is None or role is None:
             return
-        logger.warning("node %s refused %s: %s: %s", address, error.request_id, error.code, error.message)
         answer = http_errors.from_node(error.code, error.message)
         if isinstance(answer, DrainingError | NodeLostError):
             # It will refuse all others too, until it has restarted and opens a new session.
@@ -197,4 +197,5 @@ class Flow:
             attempt.on_error(role, answer)
             self._in_flight.try_again(flight)
         except LockstepError as fatal:
+            logger.warning("%s refused by %s: %s: %s", attempt.leg_id, address, error.code, error.message)
             self._in_flight.fail(flight, fatal)

@@ -104,6 +104,7 @@ def _proxy(flow: Flow, served: Served, uptime_s: float) -> schema.ProxyDocument:
         ttft_sum_s=ttft_sum_s,
         attempt_gap_count=gap_count,
         attempt_gap_sum_s=gap_sum_s,
+        request_timeout_s=flow.request_timeout_s,
         **_counts(flow.metrics),
     )
 
@@ -183,7 +184,7 @@ def _rank_counts(status: pb.RankStatus) -> schema.RankCounts:
         running_requests=status.load.num_running,
         waiting_requests=status.load.num_waiting,
         kv_cache_usage_ratio=status.load.kv_cache_usage,
-        steps=[schema.StepCount(step.mode, step.cause, step.count) for step in status.steps],
+        steps=[schema.StepCount(step.mode, step.cause, step.count, step.origin) for step in status.steps],
         dropped_step_records=status.step_records_dropped,
         draft_tokens=status.draft_tokens,
         accepted_tokens=status.accepted_tokens,
@@ -200,6 +201,17 @@ def _rank_counts(status: pb.RankStatus) -> schema.RankCounts:
             quarantined_blocks=kv.quarantined_blocks,
             quarantined_requests=kv.quarantined_requests,
         ),
+        scheduler=_scheduler_counts(status.scheduler) if status.HasField("scheduler") else None,
+    )
+
+
+def _scheduler_counts(counted: pb.SchedulerStatus) -> schema.SchedulerCounts:
+    return schema.SchedulerCounts(
+        padded_arrivals=counted.padded_arrivals,
+        reentries=counted.reentries,
+        placeholder_drafts=counted.placeholder_drafts,
+        bounced_by_reason=dict(counted.bounced),
+        violations_by_cause=dict(counted.violations),
     )
 
 

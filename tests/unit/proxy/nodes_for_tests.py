@@ -16,7 +16,16 @@ def node(role: Role, address: str, num_ranks: int = 1, **described: object) -> N
         "dtype": "float32",
         "block_size": 16,
         "ranks": [
-            pb.RankDescription(global_rank=rank, local_rank=rank, max_num_seqs=4, max_num_batched_tokens=100)
+            pb.RankDescription(
+                global_rank=rank,
+                local_rank=rank,
+                engine_id=f"{address}_dp{rank}",
+                side_channel_host="h",
+                side_channel_port=5600 + rank,
+                tensor_parallel_size=1,
+                max_num_seqs=4,
+                max_num_batched_tokens=100,
+            )
             for rank in range(num_ranks)
         ],
     }

@@ -24,11 +24,19 @@ from vllm.entrypoints.serve.instrumentator import health
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, async_llm
+from vllm.v1.engine import (
+    EngineCoreEvent,
+    EngineCoreEventType,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    async_llm,
+)
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector, RequestState
+from vllm.v1.metrics.stats import IterationStats, LoRARequestStates, PrefillStats, RequestStateStats
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 
 from proxy.engine_core_client import ClusterClient
@@ -180,7 +188,7 @@ def test_output_processor_has_the_books_that_are_kept_clean() -> None:
 
 
 def test_structs_have_the_fields_that_are_set() -> None:
-    """legs.py and flight.py rewrite these."""
+    """legs.py, flight.py and attempt.py read or rewrite these."""
     assert {"request_id", "sampling_params", "external_req_id", "data_parallel_rank", "prompt_embeds"} <= set(
         EngineCoreRequest.__struct_fields__
     )
@@ -188,6 +196,7 @@ def test_structs_have_the_fields_that_are_set() -> None:
         "request_id",
         "new_token_ids",
         "finish_reason",
+        "stop_reason",
         "events",
         "kv_transfer_params",
         "prefill_stats",
@@ -206,6 +215,23 @@ def test_structs_have_the_fields_that_are_set() -> None:
         "prompt_logprob_start",
         "logprob_token_ids",
     } <= set(SamplingParams.__struct_fields__)
+
+
+@pytest.mark.parametrize("prefilling", [True, False])
+def test_preemption_is_an_event_and_prefill_counts_once(prefilling: bool) -> None:
+    """flight.py gives the event with the next attempt's first output, and drops that one's prefill stats."""
+    stats, request = IterationStats(), RequestStateStats(queued_ts=1.0, scheduled_ts=2.0)
+    events = [EngineCoreEvent(EngineCoreEventType.PREEMPTED, 3.0)]
+    output = EngineCoreOutput("a", [1], events=events, prefill_stats=PrefillStats(5, 5))
+    stats.update_from_output(output, 4.0, prefilling, request, LoRARequestStates(), None)
+    assert (stats.num_preempted_reqs, request.num_preemptions) == (1, 1)
+    assert (request.queued_ts, request.scheduled_ts) == (1.0, 2.0)
+    assert stats.num_prompt_tokens == (5 if prefilling else 0)
+
+
+def test_tokens_after_a_stop_string_are_cut_in_place() -> None:
+    """flight.py keeps what was passed on, whatever the front end does with its list."""
+    assert "del output.new_token_ids[num_kept:]" in source(OutputProcessor._trim_surplus_tokens)
 
 
 def test_app_is_built_from_the_launchers() -> None:

@@ -16,11 +16,23 @@ Answer = Literal["ok", "no answer", "not asked"]
 
 @dataclass(frozen=True, slots=True)
 class StepCount:
-    """Engine steps that were dispatched alike."""
+    """Engine steps that were dispatched alike; `origin` is "own", "peer", or "" for a full graph."""
 
     mode: str
     cause: str
     count: int
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerCounts:
+    """What the scheduler of a decode rank has counted."""
+
+    padded_arrivals: int
+    reentries: int
+    placeholder_drafts: int
+    bounced_by_reason: dict[str, int]
+    violations_by_cause: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +72,7 @@ class RankCounts:
     draft_tokens: int
     accepted_tokens: int
     kv: KVCounts
+    scheduler: SchedulerCounts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +164,7 @@ class ProxyDocument:
     # What an older proxy of this schema's version does not send.
     attempt_gap_count: int = 0
     attempt_gap_sum_s: float = 0.0
+    request_timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

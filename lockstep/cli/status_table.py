@@ -8,14 +8,21 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.status import NodeDocument, ProxyDocument, RankCounts, RankDocument, StatusDocument
+from lockstep.status import (
+    NodeDocument,
+    ProxyDocument,
+    RankCounts,
+    RankDocument,
+    SchedulerCounts,
+    StatusDocument,
+)
 
 _STATE_STYLES = {"live": "green", "aside": "yellow", "away": "red", "refused": "red"}
 _NOTHING = "-"
 
 
 def status_tables(document: StatusDocument, url: str) -> Iterator[Text | Table]:
-    """What to print, in order: the proxy, the nodes, their ranks, and what is wrong with the KV transfer."""
+    """What to print, in order: the proxy, the nodes, their ranks, and what is to be known of single ranks."""
     yield _headline(document.proxy, url)
     yield _requests(document.proxy)
     if again := _further_attempts(document.proxy):
@@ -26,8 +33,13 @@ def status_tables(document: StatusDocument, url: str) -> Iterator[Text | Table]:
     yield _ranks(document.nodes)
     for node in document.nodes:
         for rank in node.ranks:
-            if rank.counts is not None and (trouble := _kv_trouble(rank.counts)):
-                yield Text(f"KV of {node.role} rank {rank.global_rank} at {node.address}: {trouble}")
+            if rank.counts is None:
+                continue
+            which = f"{node.role} rank {rank.global_rank} at {node.address}"
+            if scheduled := _scheduled(rank.counts.scheduler):
+                yield Text(f"Rows of {which}: {scheduled}")
+            if trouble := _kv_trouble(rank.counts):
+                yield Text(f"KV of {which}: {trouble}")
 
 
 def _headline(proxy: ProxyDocument, url: str) -> Text:
@@ -131,6 +143,20 @@ def _step_cells(counts: RankCounts) -> Iterator[str]:
         if step.mode != "FULL":
             causes[step.cause or "unknown"] += step.count
     yield ", ".join(f"{cause} {n:,}" for cause, n in causes.most_common()) or _NOTHING
+
+
+def _scheduled(counts: SchedulerCounts | None) -> str:
+    """What the decode scheduler had to do to keep rows at 1 + K tokens; empty when there was nothing."""
+    if counts is None:
+        return ""
+    parts = [f"{counts.padded_arrivals:,} padded arrivals"] if counts.padded_arrivals else []
+    if counts.bounced_by_reason:
+        bounced = ", ".join(f"{n:,} {reason}" for reason, n in counts.bounced_by_reason.items())
+        parts.append(f"handed back {bounced}")
+    if counts.violations_by_cause:
+        broken = ", ".join(f"{n:,} {cause}" for cause, n in counts.violations_by_cause.items())
+        parts.append(f"not 1 + K wide {broken}")
+    return "; ".join(parts)
 
 
 def _kv_trouble(counts: RankCounts) -> str:

@@ -11,7 +11,7 @@ class NodeMetrics:
         self.decode_steps = Counter(
             "lockstep_decode_steps",
             "Engine steps by what the CUDA graph dispatch decided; dummy steps of an idle rank included.",
-            ["rank", "mode", "cause"],
+            ["rank", "mode", "cause", "origin"],
             registry=self.registry,
         )
         self.step_records_dropped = Counter(
@@ -22,12 +22,42 @@ class NodeMetrics:
         )
         self.draft_tokens = Counter(
             "lockstep_draft_tokens",
-            "Draft tokens verified; the placeholders of an arrival without drafts included.",
+            "Draft tokens verified; placeholders left out, unless vLLM's own scheduler runs.",
             ["rank"],
             registry=self.registry,
         )
         self.accepted_tokens = Counter(
             "lockstep_accepted_tokens", "Draft tokens accepted.", ["rank"], registry=self.registry
+        )
+        self.padded_arrivals = Counter(
+            "lockstep_decode_padded_arrivals",
+            "Requests whose first row was filled up to 1 + K tokens with placeholders.",
+            ["rank"],
+            registry=self.registry,
+        )
+        self.reentries = Counter(
+            "lockstep_decode_reentries",
+            "Rows of requests that the step before had left out.",
+            ["rank"],
+            registry=self.registry,
+        )
+        self.placeholder_drafts = Counter(
+            "lockstep_decode_placeholder_drafts",
+            "Drafts of scheduled rows that nobody proposed.",
+            ["rank"],
+            registry=self.registry,
+        )
+        self.bounced = Counter(
+            "lockstep_decode_bounced",
+            "Requests handed back to be tried anew.",
+            ["rank", "reason"],
+            registry=self.registry,
+        )
+        self.violations = Counter(
+            "lockstep_decode_violations",
+            "Scheduled steps with a row of another width than 1 + K tokens, by cause.",
+            ["rank", "cause"],
+            registry=self.registry,
         )
         self.kv_pushed_bytes = Counter(
             "lockstep_kv_pushed_bytes",

@@ -18,13 +18,27 @@ def rank_status(metrics: NodeMetrics, load: pb.RankLoad, global_rank: int) -> pb
         global_rank=global_rank,
         load=load,
         steps=[
-            pb.StepCount(mode=mode, cause=cause, count=count)
-            for (mode, cause), count in sorted(steps.items())
+            pb.StepCount(mode=mode, cause=cause, origin=origin, count=count)
+            for (mode, cause, origin), count in sorted(steps.items())
         ],
         step_records_dropped=_value(metrics.step_records_dropped, rank),
         draft_tokens=_value(metrics.draft_tokens, rank),
         accepted_tokens=_value(metrics.accepted_tokens, rank),
         kv=_kv_status(metrics, rank),
+        scheduler=_scheduler_status(metrics, rank),
+    )
+
+
+def _scheduler_status(metrics: NodeMetrics, rank: str) -> pb.SchedulerStatus | None:
+    """None where no scheduler of ours has counted."""
+    if not _of_rank(metrics.padded_arrivals, rank):
+        return None
+    return pb.SchedulerStatus(
+        padded_arrivals=_value(metrics.padded_arrivals, rank),
+        reentries=_value(metrics.reentries, rank),
+        placeholder_drafts=_value(metrics.placeholder_drafts, rank),
+        bounced=_by_label(metrics.bounced, rank),
+        violations=_by_label(metrics.violations, rank),
     )
 
 
@@ -48,6 +62,11 @@ def _kv_status(metrics: NodeMetrics, rank: str) -> pb.KVStatus:
 
 def _value(metric: MetricWrapperBase, rank: str) -> int:
     return _of_rank(metric, rank).get((), 0)
+
+
+def _by_label(metric: MetricWrapperBase, rank: str) -> dict[str, int]:
+    """Of a metric with one label besides the rank."""
+    return {label: count for (label,), count in sorted(_of_rank(metric, rank).items())}
 
 
 def _of_rank(metric: MetricWrapperBase, rank: str) -> dict[tuple[str, ...], int]:

@@ -11,6 +11,7 @@ from vllm.v1.spec_decode.metrics import SpecDecodingStats
 from lockstep.node.engine import Engine, RankStatus
 from lockstep.node.kv_telemetry import KVTelemetry
 from lockstep.node.metrics import NodeMetrics
+from lockstep.node.scheduler_telemetry import SchedulerTelemetry
 from lockstep.node.sessions import SessionRegistry
 from lockstep.node.status import rank_status
 from lockstep.rpc.generated import lockstep_pb2 as pb
@@ -18,6 +19,9 @@ from lockstep.rpc.generated import lockstep_pb2 as pb
 logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 1.0
+
+OWN, PEER = "own", "peer"
+"""Whose rows kept a step out of the full graph: the rank's own, whatever its peers did, or only a peer's."""
 
 
 class Telemetry:
@@ -34,6 +38,8 @@ class Telemetry:
         self._loads: dict[int, pb.RankLoad] = {}
         self._global_ranks: list[int] = []
         self._kv = KVTelemetry(metrics)
+        self._scheduler = SchedulerTelemetry(metrics)
+        self._seen_causes: set[tuple[str, str]] = set()
         self._polled_s = 0.0
 
     def loads(self) -> list[pb.RankLoad]:
@@ -107,12 +113,34 @@ class Telemetry:
         if self._counts_steps:
             self._metrics.step_records_dropped.labels(rank).inc(status.steps_dropped)
             for record in map(_record, status.steps):
-                self._metrics.decode_steps.labels(rank, record.mode, record.cause).inc()
+                self._count_step(rank, record)
         self._kv.count(rank, status.kv)
+        self._scheduler.count(rank, status.scheduler)
+
+    def _count_step(self, rank: str, record: pb.StepRecord) -> None:
+        """And say the first time that a cause appears on a rank; later ones are in the metrics only."""
+        origin = _origin(record)
+        self._metrics.decode_steps.labels(rank, record.mode, record.cause, origin).inc()
+        if origin and (rank, record.cause) not in self._seen_causes:
+            self._seen_causes.add((rank, record.cause))
+            logger.warning(
+                "decode rank %s left the full graph for the first time because of %s (%s): step %d, mode %s, "
+                "%d row(s) of up to %d tokens, %d tokens padded to %d%s",
+                *(rank, record.cause, "a peer" if origin == PEER else "its own rows"),
+                *(record.step, record.mode, record.rows, record.width, record.tokens, record.padded_tokens),
+                ", idle" if record.dummy else "",
+            )
 
     def _local_rank(self, engine_index: int) -> int:
         """EngineCoreOutputs carry the global rank (vllm/v1/engine/core.py, `engine_index`)."""
         return self._global_ranks.index(engine_index) if engine_index in self._global_ranks else engine_index
+
+
+def _origin(record: pb.StepRecord) -> str:
+    """Of a step that was not FULL, else "". "peer" is a cause of decode_node.step_recorder.Cause."""
+    if record.mode == "FULL":
+        return ""
+    return PEER if record.cause == PEER else OWN
 
 
 def _record(values: list[Any]) -> pb.StepRecord:

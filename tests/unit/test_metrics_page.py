@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from prometheus_client.metrics import MetricWrapperBase
 
+from decode_node.scheduler.rows import Violation
 from decode_node.step_recorder import Cause
 from kv_transfer.counters import KVCounters
 from lockstep import status
+from lockstep.bounce import Bounce
 from lockstep.node.metrics import NodeMetrics
 from proxy.metrics import OUTCOMES, AttemptReason, ProxyMetrics
 
@@ -70,6 +72,12 @@ def test_every_metric_with_its_type_and_labels(title: str, metrics: Any) -> None
 def test_causes() -> None:
     """Each cause of a step that was not FULL."""
     assert {named(cause)[0] for cause, _ in table("Node", "cause")} == set(Cause) - {Cause.NONE}
+
+
+def test_violations_and_reasons() -> None:
+    """What the decode scheduler tells apart."""
+    assert {named(cause)[0] for cause, _ in table("Node", "violation")} == set(Violation)
+    assert {named(reason)[0] for reason, _ in table("Node", "reason")} == set(Bounce)
 
 
 def test_kinds_of_kv_events() -> None:

@@ -296,7 +296,7 @@ async def test_status_tells_what_was_read_of_the_engines(node: Running) -> None:
     assert [rank.global_rank for rank in status.ranks] == [0, 1]
     busy = status.ranks[0]
     assert (busy.load.num_running, busy.load.num_waiting, busy.load.kv_cache_usage) == (1, 2, 0.5)
-    assert list(busy.steps) == [pb.StepCount(mode="NONE", cause="short_row", count=1)]
+    assert list(busy.steps) == [pb.StepCount(mode="NONE", cause="short_row", origin="own", count=1)]
     assert busy.kv.pushed_bytes == 640
     assert not status.ranks[1].steps
 

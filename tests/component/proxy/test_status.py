@@ -33,8 +33,9 @@ STEPPED = pb.RankStatus(
     load=pb.RankLoad(rank=1, num_running=7),
     steps=[
         pb.StepCount(mode="FULL", cause="", count=90),
-        pb.StepCount(mode="NONE", cause="short_row", count=10),
+        pb.StepCount(mode="NONE", cause="short_row", origin="own", count=10),
     ],
+    scheduler=pb.SchedulerStatus(padded_arrivals=6, placeholder_drafts=12, bounced={"lockstep_preempted": 1}),
     step_records_dropped=2,
     draft_tokens=40,
     accepted_tokens=30,
@@ -79,7 +80,12 @@ async def test_what_the_nodes_count_is_passed_on(stack: Stack) -> None:
     assert idle is not None
     assert busy is not None
     assert (idle.running_requests, busy.running_requests) == (0, 7)
-    assert [(s.mode, s.cause, s.count) for s in busy.steps] == [("FULL", "", 90), ("NONE", "short_row", 10)]
+    steps = [(step.mode, step.cause, step.origin, step.count) for step in busy.steps]
+    assert steps == [("FULL", "", "", 90), ("NONE", "short_row", "own", 10)]
+    assert idle.scheduler is None
+    assert busy.scheduler is not None
+    assert (busy.scheduler.padded_arrivals, busy.scheduler.placeholder_drafts) == (6, 12)
+    assert busy.scheduler.bounced_by_reason == {"lockstep_preempted": 1}
     assert (busy.dropped_step_records, busy.draft_tokens, busy.accepted_tokens) == (2, 40, 30)
     assert (busy.kv.received_blocks, busy.kv.received_bytes, busy.kv.quarantined_blocks) == (5, 5120, 1)
 

@@ -57,9 +57,9 @@ BUSY = replace(
     COUNTS,
     steps=[
         StepCount("FULL", "", 99_999),
-        StepCount("NONE", "short_row", 3),
-        StepCount("NONE", "peer", 7),
-        StepCount("PIECEWISE", "peer", 1),
+        StepCount("NONE", "short_row", 3, "own"),
+        StepCount("NONE", "peer", 7, "peer"),
+        StepCount("PIECEWISE", "peer", 1, "peer"),
     ],
     draft_tokens=200,
     accepted_tokens=150,

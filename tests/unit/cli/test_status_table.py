@@ -8,7 +8,7 @@ from rich.console import Console
 from unit.cli.status_documents import BUSY, COUNTS, KV, document, node, rank, usual
 
 from lockstep.cli.status_table import status_tables
-from lockstep.status import KVEvent, StatusDocument, StepCount
+from lockstep.status import KVEvent, SchedulerCounts, StatusDocument, StepCount
 
 LONG = "decode-0.decode.a-namespace-of-some-length.svc.cluster.local:50051"
 
@@ -91,6 +91,18 @@ def test_trouble_is_said_in_words() -> None:
     assert "live, no answer: not within 2 s" in text
     assert row(lines, "1", "decode", "0") == ["1", "decode", "0", "-", "0", *"------"]
     assert "KV of decode rank 5 at d:2: 3 failed (deadline), 2 blocks in quarantine" in lines
+
+
+def test_what_the_decode_scheduler_did_is_a_line_of_its_own() -> None:
+    """Only where it did something."""
+    scheduled = SchedulerCounts(1200, 3, 2400, {"lockstep_preempted": 4}, {"short_drafts": 2})
+    nothing = SchedulerCounts(0, 0, 0, {}, {})
+    ranks = [rank(0, replace(COUNTS, scheduler=scheduled)), rank(1, replace(COUNTS, scheduler=nothing))]
+    lines = shown(document([node("decode", "d:1", ranks)]), width=200)
+    assert [line for line in lines if line.startswith("Rows of")] == [
+        "Rows of decode rank 0 at d:1: 1,200 padded arrivals; handed back 4 lockstep_preempted; "
+        "not 1 + K wide 2 short_drafts"
+    ]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:50051", LONG])

@@ -3,10 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
+from decode_node.scheduler.counters import SchedulerCounters
+from decode_node.scheduler.rows import Violation
+from lockstep.bounce import Bounce
 from lockstep.node.engine import RankStatus
 from lockstep.node.metrics import NodeMetrics
 from lockstep.node.sessions import ProxySession, SessionRegistry
@@ -16,6 +20,7 @@ from lockstep.rpc.generated import lockstep_pb2 as pb
 FULL = [0, "FULL", 3, 1, 3, 3, False, ""]
 IDLE = [1, "FULL", 3, 1, 3, 3, True, ""]
 BROKEN = [2, "NONE", 1, 1, 1, 1, False, "short_row"]
+DRAGGED = [3, "NONE", 3, 2, 6, 6, True, "peer"]
 
 KV = {
     "pushed_requests": 2,
@@ -44,9 +49,13 @@ class Engines:
 
 
 def says(
-    steps: list[list[Any]], dropped: int = 0, running: int = 0, kv: dict[str, Any] | None = None
+    steps: list[list[Any]],
+    dropped: int = 0,
+    running: int = 0,
+    kv: dict[str, Any] | None = None,
+    scheduler: dict[str, Any] | None = None,
 ) -> RankStatus:
-    return RankStatus(running, 0, running / 4, steps, dropped, kv or {})
+    return RankStatus(running, 0, running / 4, steps, dropped, kv or {}, scheduler or {})
 
 
 async def polled(*answers: list[RankStatus], counts_steps: bool = True) -> Telemetry:
@@ -69,6 +78,64 @@ async def test_steps_add_up_by_mode_and_cause() -> None:
     counts = [{(step.mode, step.cause): step.count for step in rank.steps} for rank in status.ranks]
     assert counts == [{("FULL", ""): 4, ("NONE", "short_row"): 1}, {("FULL", ""): 1}]
     assert [rank.step_records_dropped for rank in status.ranks] == [3, 0]
+
+
+async def test_origin_says_whose_rows_broke_a_step() -> None:
+    """The rank's own or a peer's; nobody's for a full graph."""
+    status = (await polled([says([FULL, BROKEN, DRAGGED]), says([])])).status("i1")
+    assert {(step.cause, step.origin): step.count for step in status.ranks[0].steps} == {
+        ("", ""): 1,
+        ("short_row", "own"): 1,
+        ("peer", "peer"): 1,
+    }
+
+
+async def test_a_cause_is_logged_the_first_time_on_each_rank(caplog: pytest.LogCaptureFixture) -> None:
+    """With the rank, the cause and the step's shape; the next ones are only counted."""
+    with caplog.at_level("WARNING", "lockstep.node.telemetry"):
+        await polled([says([FULL, BROKEN, BROKEN]), says([BROKEN])], [says([BROKEN, DRAGGED]), says([])])
+    begins = "left the full graph for the first time because of"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"decode rank 2 {begins} short_row (its own rows): step 2, mode NONE, 1 row(s) of up to 1 tokens, "
+        "1 tokens padded to 1",
+        f"decode rank 3 {begins} short_row (its own rows): step 2, mode NONE, 1 row(s) of up to 1 tokens, "
+        "1 tokens padded to 1",
+        f"decode rank 2 {begins} peer (a peer): step 3, mode NONE, 2 row(s) of up to 3 tokens, "
+        "6 tokens padded to 6, idle",
+    ]
+
+
+def scheduler_counts(padded: int, **by_label: dict[str, int]) -> dict[str, Any]:
+    counters = SchedulerCounters()
+    counters.padded_arrivals, counters.placeholder_drafts, counters.reentries = padded, 2 * padded, 1
+    counters.bounced.update({Bounce(reason): n for reason, n in by_label.get("bounced", {}).items()})
+    counters.violations.update({Violation(cause): n for cause, n in by_label.get("violations", {}).items()})
+    return counters.snapshot()
+
+
+async def test_what_the_scheduler_counts_is_told() -> None:
+    """Its totals, by rank, over all polls; what it names the metrics and the status know."""
+    first = scheduler_counts(3, bounced={"lockstep_preempted": 1})
+    second = scheduler_counts(
+        5, bounced={"lockstep_preempted": 4, "lockstep_local_prefill": 1}, violations={"short_drafts": 2}
+    )
+    status = (
+        await polled([says([], scheduler=first), says([])], [says([], scheduler=second), says([])])
+    ).status("i1")
+    assert status.ranks[0].scheduler == pb.SchedulerStatus(
+        padded_arrivals=5,
+        placeholder_drafts=10,
+        reentries=1,
+        bounced={"lockstep_preempted": 4, "lockstep_local_prefill": 1},
+        violations={"short_drafts": 2},
+    )
+    assert not status.ranks[1].HasField("scheduler")
+
+
+def test_all_that_the_scheduler_counts_is_told() -> None:
+    """A new counter there would otherwise be lost, silently."""
+    told = {field.name for field in pb.SchedulerStatus.DESCRIPTOR.fields}
+    assert told == set(SchedulerCounters().snapshot())
 
 
 async def test_prefill_steps_are_no_decode_steps() -> None:

@@ -1,18 +1,23 @@
 """The `lockstep` command line: what it can do, its options and their help."""
 
 import importlib.metadata
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from lockstep.cli.doctor import examine_cluster
 from lockstep.cli.machine import Device
 from lockstep.cli.passthrough import PassThrough, become
 from lockstep.cli.plan import Role, UpOptions
 from lockstep.cli.status import console, fetch, show
 from lockstep.cli.up import UpCommand, run_up
+from lockstep.doctor.report import as_document, is_healthy, tables
 from lockstep.errors import ConfigError, LockstepError
+
+PROXY_URL = "http://127.0.0.1:8000"
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -119,7 +124,7 @@ def proxy(ctx: typer.Context) -> None:
     epilog="Examples:\n\n  lockstep status\n\n  lockstep status --url http://proxy:8000 --json | jq .nodes"
 )
 def status(
-    url: Annotated[str, typer.Option(help="Where the proxy listens.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option(help="Where the proxy listens.")] = PROXY_URL,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the proxy's answer as it is; docs/metrics.md describes it.")
     ] = False,
@@ -135,6 +140,39 @@ def status(
     except LockstepError as error:
         typer.echo(f"lockstep status: {error}", err=True)
         raise typer.Exit(1) from None
+
+
+@app.command(
+    epilog="Examples:\n\n  lockstep doctor\n\n"
+    "  lockstep doctor --node 10.0.0.1:50051 --node 10.0.0.2:50051    without a proxy\n\n"
+    "  lockstep doctor --json | jq '.findings[] | select(.level != \"ok\")'"
+)
+def doctor(
+    url: Annotated[
+        str | None, typer.Option(help=f"Where the proxy listens; {PROXY_URL} unless --node is given.")
+    ] = None,
+    node: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST:PORT", help="gRPC address of a node, when no proxy is up. Repeatable."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds each of them has to answer.")] = 10.0,
+) -> None:
+    """Check a running cluster: can its decode ranks stay in one full graph, do its nodes fit each other.
+
+    Every finding that is not well names the flag and a value that works. Exit code 1 if one is an error.
+    """
+    try:
+        findings = examine_cluster(url or ("" if node else PROXY_URL), node or [], timeout_s)
+    except LockstepError as error:
+        typer.echo(f"lockstep doctor: {error}", err=True)
+        raise typer.Exit(1) from None
+    if as_json:
+        typer.echo(json.dumps(as_document(findings), indent=2))
+    else:
+        for part in tables(findings):
+            console().print(part, highlight=False)
+    raise typer.Exit(0 if is_healthy(findings) else 1)
 
 
 @app.command()

@@ -15,17 +15,19 @@ class SchedulerTelemetry:
             "placeholder_drafts": metrics.placeholder_drafts,
         }
         self._by_label = {"bounced": metrics.bounced, "violations": metrics.violations}
-        self._before: dict[str, dict[tuple[str, ...], int]] = {}
+        self._before: dict[str, dict[tuple[str, str], int]] = {}
 
     def count(self, rank: str, snapshot: dict[str, Any]) -> None:
         """`snapshot` as decode_node.scheduler.counters gives it; empty from another scheduler."""
         if not snapshot:
             return
         before = self._before.get(rank, {})
-        now = {(name,): int(snapshot[name]) for name in self._totals}
-        now |= {(name, label): count for name in self._by_label for label, count in snapshot[name].items()}
-        for key, total in now.items():
-            name, *labels = key
-            metric = self._by_label[name] if labels else self._totals[name]
-            metric.labels(rank, *labels).inc(total - before.get(key, 0))
+        now: dict[tuple[str, str], int] = {(name, ""): snapshot[name] for name in self._totals}
+        now |= {(name, label): n for name in self._by_label for label, n in snapshot[name].items()}
+        for (name, label), total in now.items():
+            new = total - before.get((name, label), 0)
+            if name in self._totals:
+                self._totals[name].labels(rank).inc(new)
+            else:
+                self._by_label[name].labels(rank, label).inc(new)
         self._before[rank] = now

@@ -16,7 +16,7 @@ STAMP := $(VENV)/.lockstep-setup
 LOCKS := requirements/cpu.lock.txt requirements/dev.lock.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test test-full bench proto clean \
+.PHONY: help setup up test test-full fuzz bench proto clean \
     check check-lint check-format check-types check-imports check-proto
 
 help:  ## This list
@@ -38,6 +38,9 @@ test: $(STAMP)  ## Unit, component and system tests, without those that take min
 
 test-full: $(STAMP)  ## All tests
 	@$(call pytest,)
+
+fuzz: $(STAMP)  ## Simulated decode ranks with random cases, 500,000 steps (ARGS="--steps N --seed N")
+	PYTHONPATH=tests $(BIN)/python -P -m simulator.fuzz $(ARGS)
 
 check: check-lint check-format check-types check-imports check-proto  ## Lint, format, types, import rules, generated code
 

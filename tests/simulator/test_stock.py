@@ -1,4 +1,4 @@
-"""The same driver over vLLM's own scheduler finds what ours prevents, so that finding nothing means something."""
+"""The same driver over vLLM's own scheduler finds what ours prevents: so finding nothing means something."""
 
 from collections import Counter
 

@@ -8,86 +8,40 @@ that answer, and equal on both sides: a token that was lost or repeated is seen 
 
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import grpc.aio
-import numpy as np
+from component.proxy.fake_legs import (
+    CACHED_TOKENS,
+    CLOCK_SKEW_S,
+    CONTEXT_LIMIT,
+    EOS_TOKEN_ID,
+    TOKENS_A_STEP,
+    Behaviour,
+    Leg,
+    Push,
+    Wire,
+    answer_to,
+    check_tokens,
+    end_with,
+    first_events,
+    prompt_logprobs,
+)
 from vllm.v1.engine import (
-    EngineCoreEvent,
-    EngineCoreEventType,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
     FinishReason,
 )
 from vllm.v1.metrics.stats import PrefillStats
-from vllm.v1.outputs import LogprobsTensors
 
 from kv_transfer.params import parse_decode_leg, parse_prefill_leg
-from lockstep.bounce import Bounce
 from lockstep.errors import DrainingError, InvalidRequestError, LockstepError, WrongLegError
 from lockstep.rpc import codec
 from lockstep.rpc.channel import PROTOCOL_VERSION, SERVER_OPTIONS
 from lockstep.rpc.generated import lockstep_pb2 as pb
 from lockstep.rpc.generated import lockstep_pb2_grpc
-
-CLOCK_SKEW_S = 5000.0
-"""The node's monotonic clock is that far ahead: nothing of it may reach a client."""
-
-CACHED_TOKENS = 3
-PROMPT_LOGPROB = -0.25
-CONTEXT_LIMIT = 256
-EOS_TOKEN_ID = 1
-TOKENS_A_STEP = 3
-
-Push = tuple[str, str, str]
-"""engine id, request id, token"""
-
-
-class Wire:
-    """Stands for NIXL: what was pushed, and the tokens whose KV that is."""
-
-    def __init__(self) -> None:
-        self.pushed: defaultdict[Push, asyncio.Event] = defaultdict(asyncio.Event)
-        self.tokens: dict[Push, tuple[list[int], tuple[int, ...]]] = {}
-
-    def check(self, push: Push, request: EngineCoreRequest, carried: tuple[int, ...]) -> None:
-        """Both legs are of the same prompt and the same tokens after it, whichever comes first."""
-        tokens = (list(request.prompt_token_ids or ()), carried)
-        if self.tokens.setdefault(push, tokens) != tokens:
-            raise InvalidRequestError("the legs differ in their tokens")
-
-
-@dataclass
-class Leg:
-    """An accepted request."""
-
-    request: EngineCoreRequest
-    rank: int
-    carried: tuple[int, ...] = ()
-    task: asyncio.Task[None] | None = None
-
-
-@dataclass
-class Behaviour:
-    """What a test sets; it is read anew for each request and step."""
-
-    delay_s: float = 0.0
-    step_s: float = 0.001
-    fail_first: int = 0
-    fail_with: LockstepError = field(default_factory=lambda: InvalidRequestError("set by the test"))
-    finish_with: FinishReason | None = None
-    """How every leg ends."""
-    ends: list[tuple[int, FinishReason | Bounce]] = field(default_factory=list)
-    """How the next legs end, one each: after at least so many new tokens, and with what."""
-    ignores_aborts: bool = False
-    pause_after_tokens: int | None = None
-    go: asyncio.Event = field(default_factory=asyncio.Event)
-    ready: bool = True
-    status_never: bool = False
 
 
 class FakeNode(lockstep_pb2_grpc.NodeServicer):
@@ -258,33 +212,13 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
         if self.set.fail_first:
             self.set.fail_first -= 1
             raise self.set.fail_with
-        self._check(request, carried)
-        self.wire.check(push, request, carried)
         leg = Leg(request, add.rank, carried)
+        check_tokens(self.role, leg)
+        self.wire.check(push, request, carried)
         self.legs.append(leg)
         self.running[request.request_id] = leg
         run = self._prefill if self.role == "prefill" else self._decode
         leg.task = asyncio.create_task(run(leg, push, out))
-
-    def _check(self, request: EngineCoreRequest, carried: tuple[int, ...]) -> None:
-        """What would go wrong on the real node, where the carried tokens are output tokens."""
-        params = request.sampling_params
-        assert params is not None
-        assert params.max_tokens is not None
-        if params.min_tokens > params.max_tokens:
-            raise InvalidRequestError("min_tokens exceeds max_tokens")
-        if carried and carried != tuple(answer_to(request)[: len(carried)]):
-            raise InvalidRequestError("the carried tokens are not the beginning of the answer")
-        if self.role == "prefill":
-            if params.max_tokens != len(carried) + 1:
-                raise InvalidRequestError("the prefill leg is not of one new token")
-            if carried and params.prompt_logprobs is not None:
-                raise InvalidRequestError("prompt logprobs went out before")
-            return
-        if len(carried) >= params.max_tokens:
-            raise InvalidRequestError("nothing is left to generate")
-        if params.prompt_logprobs is not None or params.skip_reading_prefix_cache:
-            raise InvalidRequestError("decode would compute the prompt again")
 
     def _push(self, request: EngineCoreRequest, rank: int) -> tuple[Push, tuple[int, ...]]:
         assert request.sampling_params is not None
@@ -303,7 +237,7 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
         params, prompt = leg.request.sampling_params, leg.request.prompt_token_ids
         assert params is not None
         assert prompt is not None
-        events = _first_events()
+        events = first_events()
         await asyncio.sleep(self.set.delay_s)
         if self.set.pause_after_tokens == 0:
             await self.set.go.wait()
@@ -315,10 +249,10 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
             prefill_stats=None
             if leg.carried
             else PrefillStats(len(prompt), len(prompt) - CACHED_TOKENS, CACHED_TOKENS, CACHED_TOKENS),
-            new_prompt_logprobs_tensors=_prompt_logprobs(prompt, params.prompt_logprobs),
+            new_prompt_logprobs_tensors=prompt_logprobs(prompt, params.prompt_logprobs),
         )
         if self.set.ends:
-            _end(output, self.set.ends.pop(0)[1])
+            end_with(output, self.set.ends.pop(0)[1])
         self._finish(leg)
         self._step(out, leg.rank, output)
         if output.finish_reason is FinishReason.LENGTH:
@@ -337,16 +271,16 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
                 leg.request.request_id,
                 tokens,
                 prefill_stats=PrefillStats(len(leg.request.prompt_token_ids or ())),
-                events=_first_events() if start == len(leg.carried) else None,
+                events=first_events() if start == len(leg.carried) else None,
             )
             if start + TOKENS_A_STEP >= len(answer):
                 output.finish_reason = (
                     FinishReason.STOP if tokens[-1] == EOS_TOKEN_ID else FinishReason.LENGTH
                 )
             if self.set.finish_with is not None:
-                _end(output, self.set.finish_with)
+                end_with(output, self.set.finish_with)
             elif end is not None and start - len(leg.carried) >= end[0]:
-                _end(output, end[1])
+                end_with(output, end[1])
             if output.finish_reason is not None:
                 self._finish(leg)
             self._step(out, leg.rank, output)
@@ -367,42 +301,6 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
         out.put_nowait(pb.NodeFrame(step=step))
 
 
-def _first_events() -> list[EngineCoreEvent]:
-    now = time.monotonic() + CLOCK_SKEW_S
-    return [
-        EngineCoreEvent(EngineCoreEventType.QUEUED, now),
-        EngineCoreEvent(EngineCoreEventType.SCHEDULED, now),
-    ]
-
-
-def answer_to(request: EngineCoreRequest) -> list[int]:
-    """The prompt again, and the end."""
-    assert request.sampling_params is not None
-    return [*(request.prompt_token_ids or ()), EOS_TOKEN_ID][: request.sampling_params.max_tokens]
-
-
-def _end(output: EngineCoreOutput, end: FinishReason | Bounce) -> None:
-    """As the decode scheduler hands a request back, or as vLLM ends one; without the tokens."""
-    output.new_token_ids = []
-    if isinstance(end, Bounce):
-        output.finish_reason, output.stop_reason = FinishReason.ABORT, str(end)
-    else:
-        output.finish_reason = end
-
-
 def draining() -> DrainingError:
     """What a real node answers while it shuts down."""
     return DrainingError("this node is shutting down")
-
-
-def _prompt_logprobs(prompt: list[int], wanted: int | None) -> LogprobsTensors | None:
-    """As the V1 runner gives them: each prompt token but the first, with as many best ones."""
-    if wanted is None:
-        return None
-    import torch
-
-    rows, columns = len(prompt) - 1, wanted + 1
-    ids = torch.tensor(np.tile(np.array(prompt[1:], dtype=np.int32)[:, None], (1, columns)))
-    return LogprobsTensors(
-        ids, torch.full((rows, columns), PROMPT_LOGPROB), torch.ones(rows, dtype=torch.int32)
-    )

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import openai
-from component.proxy import fake_node
+from component.proxy import fake_legs
 from component.proxy.stack import Stack, events
 
 PROMPT = "The cat sat on the mat and looked at the moon."
@@ -61,7 +61,7 @@ async def test_usage_counts_prefills_cached_tokens(start: Any) -> None:
     """Cached tokens are those that prefill did not compute, not what decode got over the wire."""
     stack = await start("--enable-prompt-tokens-details")
     answer = await stack.http.post("/v1/completions", json=COMPLETION)
-    assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == fake_node.CACHED_TOKENS
+    assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == fake_legs.CACHED_TOKENS
 
 
 async def test_prompt_logprobs_come_from_prefill_only(stack: Stack) -> None:
@@ -71,7 +71,7 @@ async def test_prompt_logprobs_come_from_prefill_only(stack: Stack) -> None:
     values = {entry["logprob"] for row in rows[1:] for entry in row.values()}
     assert rows[0] is None
     assert len(rows) == answer.json()["usage"]["prompt_tokens"]
-    assert values == {fake_node.PROMPT_LOGPROB}
+    assert values == {fake_legs.PROMPT_LOGPROB}
     assert stack.prefill_leg().sampling_params.prompt_logprobs == 1
     assert stack.decode_leg().sampling_params.prompt_logprobs is None
 
@@ -134,17 +134,17 @@ async def test_rank_header_chooses_the_decode_rank(stack: Stack) -> None:
 
 async def test_limit_of_the_served_context_is_enforced(stack: Stack) -> None:
     """The nodes' served limit, not the engine's or the model's: a longer prompt is refused as vLLM does."""
-    prompt = [5] * (fake_node.CONTEXT_LIMIT + 1)
+    prompt = [5] * (fake_legs.CONTEXT_LIMIT + 1)
     answer = await stack.http.post("/v1/completions", json={**COMPLETION, "prompt": prompt})
     assert answer.status_code == 400
-    assert str(fake_node.CONTEXT_LIMIT) in answer.json()["error"]["message"]
+    assert str(fake_legs.CONTEXT_LIMIT) in answer.json()["error"]["message"]
     assert not stack.prefill[0].legs
 
 
 async def test_max_tokens_ends_at_the_served_context(stack: Stack) -> None:
     """As a plain vLLM server does with such a completion: it is cut to what fits."""
     await stack.http.post("/v1/completions", json={**COMPLETION, "prompt": [5] * 250})
-    assert stack.decode_leg().sampling_params.max_tokens == fake_node.CONTEXT_LIMIT - 250
+    assert stack.decode_leg().sampling_params.max_tokens == fake_legs.CONTEXT_LIMIT - 250
 
 
 async def test_metrics_use_the_proxys_clock(stack: Stack) -> None:
@@ -153,7 +153,7 @@ async def test_metrics_use_the_proxys_clock(stack: Stack) -> None:
     metrics = (await stack.http.get("/metrics")).text
     for name in ("request_queue_time", "request_prefill_time", "request_decode_time", "time_to_first_token"):
         (line,) = [ln for ln in metrics.splitlines() if ln.startswith(f"vllm:{name}_seconds_sum")]
-        assert 0 <= float(line.split()[-1]) < fake_node.CLOCK_SKEW_S / 100, line
+        assert 0 <= float(line.split()[-1]) < fake_legs.CLOCK_SKEW_S / 100, line
 
 
 async def test_client_cannot_set_transfer_params(stack: Stack) -> None:

@@ -96,6 +96,22 @@ async def test_stream_goes_on_after_a_bounce(stack: Stack) -> None:
     assert carried(stack.decode[0]) == [0, 6, 6, 15]
 
 
+async def test_chat_stream_goes_on_after_a_bounce(stack: Stack) -> None:
+    """One assistant message, its role once, equal to the unbroken one."""
+    ask_chat = {"model": "pico", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 60}
+    _, unbroken = await events(stack, "/v1/chat/completions", {**ask_chat, "stream": True})
+    stack.decode[0].set.ends = [(6, Bounce.PREEMPTED), (3, Bounce.LOCAL_PREFILL)]
+    _, broken = await events(stack, "/v1/chat/completions", {**ask_chat, "stream": True})
+    texts = []
+    for stream in (unbroken, broken):
+        deltas = [event["choices"][0]["delta"] for event in stream]
+        assert [delta["role"] for delta in deltas if delta.get("role")] == ["assistant"]
+        texts.append("".join(delta.get("content") or "" for delta in deltas))
+    assert PROMPT in texts[0]
+    assert texts[1] == texts[0]
+    assert carried(stack.decode[0]) == [0, 0, 6, 9]
+
+
 async def test_limits_hold_over_attempts(stack: Stack) -> None:
     """max_tokens counts from the first token, min_tokens reaches both legs, prefill adds one token."""
     stack.decode[0].set.ends = [(3, Bounce.PREEMPTED)]

@@ -125,6 +125,13 @@ def _prompt_embeds(vllm_config: VllmConfig) -> str:
     return "--enable-prompt-embeds: prompts of embeddings are not served; use text or tokens, without it"
 
 
+def _runner_v2(vllm_config: VllmConfig) -> str:
+    """Carried tokens, the records of steps and the node's own checks are built for V1; V2 was never run."""
+    if not vllm_config.use_v2_model_runner:
+        return ""
+    return "VLLM_USE_V2_MODEL_RUNNER: model runner V2 is not served; give 0, or leave it out"
+
+
 FEATURES: Mapping[str, Callable[[VllmConfig], str]] = MappingProxyType(
     {
         "multi-module MTP": _multi_module_mtp,
@@ -136,6 +143,7 @@ FEATURES: Mapping[str, Callable[[VllmConfig], str]] = MappingProxyType(
         "encoder-decoder models": _encoder_decoder,
         "pooling models": _pooling,
         "prompt embeddings": _prompt_embeds,
+        "model runner V2": _runner_v2,
     }
 )
 """By the name that docs/support.md has: the reason why a configuration is refused, "" when it is not."""

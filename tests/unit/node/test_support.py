@@ -113,13 +113,25 @@ def test_kind_of_model_is_refused(changes: dict[str, bool], message: str) -> Non
     kinds = ("is_multimodal_model", "is_hybrid", "has_inner_state", "is_attention_free", "is_encoder_decoder")
     model = dict.fromkeys(kinds, False) | {"runner_type": "generate", "enable_prompt_embeds": False} | changes
     config: Any = SimpleNamespace(
-        model_config=SimpleNamespace(**model), speculative_config=None, lora_config=None
+        model_config=SimpleNamespace(**model),
+        speculative_config=None,
+        lora_config=None,
+        use_v2_model_runner=False,
     )
     if not message:
         support.check_supported(config)
         return
     with pytest.raises(ConfigError, match=f"^{message}"):
         support.check_supported(config)
+
+
+def test_runner_v2_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By both roles; the variable is named, since there is no flag. vLLM itself refuses V2 without Triton."""
+    config = resolved()
+    monkeypatch.setattr(VllmConfig, "use_v2_model_runner", True)
+    for role in (PREFILL, DECODE):
+        with pytest.raises(ConfigError, match=r"^VLLM_USE_V2_MODEL_RUNNER: .* not served; give 0"):
+            role.check_config(config)
 
 
 def test_kinds_are_those_of_vllm() -> None:

@@ -4,13 +4,16 @@ import inspect
 from dataclasses import fields
 
 import vllm
-from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.config import CompilationConfig, CUDAGraphMode, SchedulerConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_scheduler import NixlBaseConnectorScheduler
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker import NixlBaseConnectorWorker
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine import core as engine_core
 from vllm.v1.engine.core_client import AsyncMPClient, DPLBAsyncMPClient, EngineCoreClient, MPClient
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from lockstep.node import engine_status
 
@@ -77,10 +80,52 @@ def test_engine_flags_that_are_set_or_owned() -> None:
         "speculative_config",
         "compilation_config",
         "scheduler_cls",
+        "worker_cls",
+        "additional_config",
+        "all2all_backend",
+        "cudagraph_capture_sizes",
+        "max_cudagraph_capture_size",
         "data_parallel_external_lb",
     }
     assert AsyncEngineArgs.kv_transfer_config is None
     assert AsyncEngineArgs.max_num_seqs is None
+
+
+def test_dispatcher_that_is_asked_for_its_graphs() -> None:
+    """Its keys, after the same rounding that the worker does; they are sets by graph mode."""
+    assert list(inspect.signature(CudagraphDispatcher.initialize_cudagraph_keys).parameters)[1:] == [
+        "cudagraph_mode",
+        "uniform_decode_query_len",
+    ]
+    assert "self.cudagraph_keys: dict[CUDAGraphMode, set[BatchDescriptor]]" in inspect.getsource(
+        CudagraphDispatcher.__init__
+    )
+    assert "self.adjust_cudagraph_sizes_for_spec_decode(uniform_decode_query_len)" in inspect.getsource(
+        CompilationConfig.resolve_cudagraph_mode_and_sizes
+    )
+
+
+def test_budget_that_the_scheduler_cuts_rows_to() -> None:
+    """Draft slots count against the one, not against the other."""
+    schedule = inspect.getsource(Scheduler.schedule)
+    assert "draft_slots = spec.max_num_new_slots_for_drafting if spec is not None else 0" in schedule
+    assert "num_new_tokens, token_budget, input_budget - draft_slots" in schedule
+    assert SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS == 2048
+    assert SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS_FOR_BATCHED_DP == 256
+
+
+def test_lease_and_its_renewal() -> None:
+    """A sixth between renewals, two thirds for each, whole seconds."""
+    assert "self._kv_lease_duration // 6" in inspect.getsource(NixlBaseConnectorScheduler.__init__)
+    assert "kv_lease_duration * 2 // 3" in inspect.getsource(NixlBaseConnectorWorker.__init__)
+
+
+def test_engine_core_keeps_what_facts_are_read_from() -> None:
+    core = inspect.getsource(engine_core.EngineCore.__init__)
+    assert "self.scheduler: SchedulerInterface = Scheduler(" in core
+    assert "vllm_config.scheduler_config.get_scheduler_cls()" in core
+    assert "self.cudagraph_dispatcher = CudagraphDispatcher" in inspect.getsource(GPUModelRunner.__init__)
+    assert isinstance(VllmConfig.use_v2_model_runner, property)
 
 
 def test_limits_that_are_read() -> None:

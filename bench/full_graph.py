@@ -83,8 +83,10 @@ async def _play_rounds(
     for number in range(MOST_ROUNDS):
         items = distinct[number % len(distinct)]
         answers += await replay.play(stack.url, items, breaker.fail_load, pinned=True)
-        ranks = records.read(written, start).values()
-        if min(rank.steps().total() for rank in ranks) >= min_steps:
+        steps = [rank.steps() for rank in records.read(written, start).values()]
+        of_ranks = " and ".join(f"{counted['FULL']} of {counted.total()}" for counted in steps)
+        print(f"{time.strftime('%X')} round {number}: {of_ranks} steps full", flush=True)
+        if min(counted.total() for counted in steps) >= min_steps:
             return answers
     raise RuntimeError(f"{MOST_ROUNDS} rounds were fewer than {min_steps} steps")
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterator
 
-from lockstep.doctor.described import DECODE, Described
+from lockstep.doctor.described import DECODE, PREFILL, Described
 from lockstep.doctor.findings import Finding, Verdict, error, ok, warning
 from lockstep.graphs import uncovered_batch
 from lockstep.rpc.channel import PROTOCOL_VERSION
 
-OUR_SCHEDULERS = "decode_node.scheduler."
+_SCHEDULERS = {PREFILL: "prefill_node.scheduler.", DECODE: "decode_node.scheduler."}
 
 NodeCheck = Callable[[Described], Verdict]
 
@@ -17,7 +17,7 @@ def check_node(node: Described) -> Iterator[Finding]:
     if node.description.protocol_version != PROTOCOL_VERSION or not node.description.HasField("engine"):
         yield Finding.of(node.where, "version", _other_version(node))
         return
-    for name, check in (BOTH | OF_DECODE if node.role == DECODE else BOTH).items():
+    for name, check in (BOTH | OF_ROLE.get(node.role, {})).items():
         yield Finding.of(node.where, name, check(node))
 
 
@@ -62,11 +62,11 @@ def _lease(node: Described) -> Verdict:
 
 def _scheduler(node: Described) -> Verdict:
     name = node.description.engine.scheduler_cls
-    if name.startswith(OUR_SCHEDULERS):
+    if name.startswith(_SCHEDULERS[node.role]):
         return ok(name)
-    if name.startswith("vllm."):
+    if node.role == DECODE and name.startswith("vllm."):
         return warning(f"{name}, for comparison only: steps are not kept uniform", "no --scheduler stock")
-    return error(f"{name} keeps no step uniform", "no scheduler of your own")
+    return error(f"{name} is not Lockstep's", "no scheduler of your own")
 
 
 def _asynchronous(node: Described) -> Verdict:
@@ -182,6 +182,8 @@ def _max_num_seqs(node: Described) -> int:
 
 BOTH: dict[str, NodeCheck] = {"ready": _ready, "runner": _runner, "drafts": _drafts, "lease": _lease}
 
+OF_PREFILL: dict[str, NodeCheck] = {"scheduler": _scheduler}
+
 OF_DECODE: dict[str, NodeCheck] = {
     "scheduler": _scheduler,
     "async scheduling": _asynchronous,
@@ -197,3 +199,5 @@ OF_DECODE: dict[str, NodeCheck] = {
     "pipeline": _pipeline,
     "step records": _step_records,
 }
+
+OF_ROLE = {PREFILL: OF_PREFILL, DECODE: OF_DECODE}

@@ -87,6 +87,12 @@ def test_one_wrong_value_of_a_decode_node(
     assert found.instead.startswith(instead)
 
 
+def test_prefill_under_a_scheduler_that_does_not_know_carried_tokens() -> None:
+    """A second attempt would begin anew there."""
+    (found,) = wrong([prefill(engine={"scheduler_cls": "vllm.v1.core.sched.scheduler.Scheduler"}), decode()])
+    assert (found.where, found.check, found.level) == (PREFILL, "scheduler", Level.ERROR)
+
+
 def test_decode_without_full_graphs() -> None:
     """The mode is named; that no batch is covered follows from it."""
     found = wrong([prefill(), decode(engine={"cudagraph_mode": "NONE", "full_graph_tokens": []})])

@@ -45,11 +45,13 @@ def tables(findings: Sequence[Finding]) -> Iterator[Table | Text]:
         table.add_column("", no_wrap=True)
         table.add_column("Check", no_wrap=True)
         table.add_column("Found", overflow="fold")
-        table.add_column("What works", overflow="fold")
-        for finding in findings:
-            if finding.where == where:
-                level = Text(finding.level, style=_STYLES[finding.level])
-                table.add_row(level, finding.check, finding.text, finding.instead)
+        here = [finding for finding in findings if finding.where == where]
+        if any(finding.instead for finding in here):
+            table.add_column("What works", overflow="fold")
+        for finding in here:
+            level = Text(finding.level, style=_STYLES[finding.level])
+            cells = (finding.check, finding.text, finding.instead)
+            table.add_row(level, *cells[: len(table.columns) - 1])
         yield table
         yield Text()
     numbers = Counter(finding.level for finding in findings)

@@ -115,6 +115,7 @@ class Node:
         self.role.check_engine(vllm_config, facts)
         self._phase = "warming up"
         await warm_up(engine, self.role.warmup_prompt_tokens, self.config.warmup_timeout_s)
+        await self.telemetry.skip(engine)
         await self.telemetry.poll(engine)
         self.description = describe(self.role, self.config, vllm_config, facts, engine.global_ranks)
         return engine

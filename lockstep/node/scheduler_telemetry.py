@@ -17,13 +17,16 @@ class SchedulerTelemetry:
         self._by_label = {"bounced": metrics.bounced, "violations": metrics.violations}
         self._before: dict[str, dict[tuple[str, str], int]] = {}
 
+    def skip(self, rank: str, snapshot: dict[str, Any]) -> None:
+        """Leave out what was counted so far."""
+        if snapshot:
+            self._before[rank] = self._flat(snapshot)
+
     def count(self, rank: str, snapshot: dict[str, Any]) -> None:
         """`snapshot` as decode_node.scheduler.counters gives it; empty from another scheduler."""
         if not snapshot:
             return
-        before = self._before.get(rank, {})
-        now: dict[tuple[str, str], int] = {(name, ""): snapshot[name] for name in self._totals}
-        now |= {(name, label): n for name in self._by_label for label, n in snapshot[name].items()}
+        before, now = self._before.get(rank, {}), self._flat(snapshot)
         for (name, label), total in now.items():
             new = total - before.get((name, label), 0)
             if name in self._totals:
@@ -31,3 +34,8 @@ class SchedulerTelemetry:
             else:
                 self._by_label[name].labels(rank, label).inc(new)
         self._before[rank] = now
+
+    def _flat(self, snapshot: dict[str, Any]) -> dict[tuple[str, str], int]:
+        """By name and label, "" for a plain number."""
+        plain: dict[tuple[str, str], int] = {(name, ""): snapshot[name] for name in self._totals}
+        return plain | {(name, label): n for name in self._by_label for label, n in snapshot[name].items()}

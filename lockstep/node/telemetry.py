@@ -82,6 +82,11 @@ class Telemetry:
             await asyncio.sleep(POLL_INTERVAL_S)
             await self.poll(engine)
 
+    async def skip(self, engine: Engine) -> None:
+        """Leave out what the engines have done so far, which is the warm-up."""
+        for rank, status in zip(engine.global_ranks, await engine.status(), strict=True):
+            self._scheduler.skip(str(rank), status.scheduler)  # steps are gone once they are read
+
     async def poll(self, engine: Engine) -> None:
         """Read all ranks, count what is new, and tell the proxies."""
         self._global_ranks = engine.global_ranks

@@ -41,7 +41,6 @@ async def warm_up(engine: Engine, prompt_tokens: int, timeout_s: float) -> None:
             raise InternalError(
                 f"the warm-up did not finish within --warmup-timeout-s {timeout_s:g}"
             ) from error
-    await engine.status()  # drops the warm-up's step records
     logger.info("warm after %.1f s", time.monotonic() - started)
 
 

@@ -132,6 +132,20 @@ async def test_what_the_scheduler_counts_is_told() -> None:
     assert not status.ranks[1].HasField("scheduler")
 
 
+async def test_what_the_warm_up_did_is_not_told() -> None:
+    """Its rows are padded arrivals too, but no client's."""
+    telemetry = Telemetry(NodeMetrics(), SessionRegistry(), counts_steps=True)
+    warm = says([BROKEN], scheduler=scheduler_counts(2))
+    later = says([FULL], scheduler=scheduler_counts(3))
+    engines: Any = Engines([[warm, warm], [later, says([FULL], scheduler=scheduler_counts(2))]])
+    await telemetry.skip(engines)
+    await telemetry.poll(engines)
+    ranks = telemetry.status("i1").ranks
+    assert [rank.scheduler.padded_arrivals for rank in ranks] == [1, 0]
+    assert [len(rank.steps) for rank in ranks] == [1, 1]
+    assert ranks[0].steps[0].mode == "FULL"
+
+
 def test_all_that_the_scheduler_counts_is_told() -> None:
     """A new counter there would otherwise be lost, silently."""
     told = {field.name for field in pb.SchedulerStatus.DESCRIPTOR.fields}

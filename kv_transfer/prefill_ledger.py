@@ -40,12 +40,15 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Tell decode that every write is done. `seconds` since the first write was started."""
+    """Tell decode that every write is done.
+
+    `tail_s`: seconds since the prompt was computed and decode had registered.
+    """
 
     request_id: str
     registration: Registration
     num_bytes: int
-    seconds: float
+    tail_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +186,7 @@ class PrefillLedger:
             return False, []
         if write.registration.deadline <= now:
             return False, self._fail(write.request_id, push, "deadline", now, warn=False)
-        push.started(write.number, now)
+        push.started(write.number)
         return True, []
 
     def settled(self, write: Write, num_bytes: int, failure: str | None, now: float) -> list[Action]:
@@ -248,6 +251,8 @@ class PrefillLedger:
             return self._fail(request_id, push, "deadline", now, warn=False)
         if push.mismatched:
             return self._fail(request_id, push, "block_mismatch", now)
+        if push.complete and push.ready_at is None:
+            push.ready_at = now
         actions: list[Action] = []
         while (span := push.take(self._last_number + 1)) is not None:
             self._last_number += 1
@@ -256,8 +261,8 @@ class PrefillLedger:
                 Write(request_id, self._last_number, span.local, span.remote, registration, streamed)
             )
         if push.done:
-            seconds = now - push.first_write_at if push.first_write_at is not None else 0.0
-            actions.append(Complete(request_id, registration, push.num_bytes, seconds))
+            tail_s = now - push.ready_at if push.ready_at is not None else 0.0
+            actions.append(Complete(request_id, registration, push.num_bytes, tail_s))
             actions += self._close(request_id, push, PUSHED, now)
         return actions
 

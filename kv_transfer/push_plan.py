@@ -58,7 +58,8 @@ class PushPlan:
         """vLLM's scheduler has finished the request and waits for us before it frees the blocks."""
         self.complete = False
         """The whole prompt is computed."""
-        self.first_write_at: float | None = None
+        self.ready_at: float | None = None
+        """When the prompt was computed and decode had registered."""
         self.num_bytes = 0
         self._layout = tuple(layout)
         self._blocks: list[list[int]] = [[] for _ in self._layout]
@@ -116,6 +117,7 @@ class PushPlan:
         self._blocks = [[] for _ in self._layout]
         self._cursor = [0] * len(self._layout)
         self.complete = False
+        self.ready_at = None
 
     def take(self, number: int) -> Span | None:
         """The next blocks to write, as write `number`; None if there is nothing to write now."""
@@ -133,10 +135,8 @@ class PushPlan:
         """Whether the write may still be started."""
         return number in self._writes and self.failure is None
 
-    def started(self, number: int, now: float) -> None:
+    def started(self, number: int) -> None:
         self._writes[number] = True
-        if self.first_write_at is None:
-            self.first_write_at = now
 
     def settled(self, number: int) -> bool:
         """The write is no longer in flight. False if its outcome does not matter any more."""

@@ -50,10 +50,17 @@ class LockstepPushWorker(NixlPushConnectorWorker):
         )
 
     def counters_snapshot(self) -> dict[str, Any]:
-        """`KVCounters.snapshot` with the gauges quarantined_requests and quarantined_blocks; any thread."""
+        """`KVCounters.snapshot` and the gauges quarantined_requests, quarantined_blocks and leases_held.
+
+        For any thread.
+        """
         with self._writer.lock:
             requests, blocks = self._writer.decode.quarantined(time.monotonic())
-        gauges = {"quarantined_requests": requests, "quarantined_blocks": blocks}
+        gauges = {
+            "quarantined_requests": requests,
+            "quarantined_blocks": blocks,
+            "leases_held": len(self._reqs_to_send),
+        }
         return self.counters.snapshot() | gauges
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
@@ -179,6 +186,7 @@ class LockstepPushWorker(NixlPushConnectorWorker):
             before = set(done_sending)
             super()._reap_expired_send_leases(done_sending)
             for request_id in done_sending - before:
+                self.counters.add("leases_expired")
                 self._writer.prefill.lease_expired(request_id, time.monotonic())
 
     def _xfer_blocks(self, *args: Any, **kwargs: Any) -> None:

@@ -133,7 +133,7 @@ class PushWriter:
                     self.receive_results.put(action)
                 case decode_ledger.Done():
                     if action.received:
-                        self._count_received(action.request_id)
+                        self._count_received(action)
                     self.receive_results.put(action)
 
     def _receive(self, agent_name: str, notif: bytes) -> None:
@@ -178,6 +178,9 @@ class PushWriter:
             self._counters.add("pushed_chunks")
             if done.write.streamed:
                 self._counters.add("streamed_chunks")
+            if not done.failed:
+                self._counters.observe("write_seconds", done.seconds)
+                self._counters.observe("write_bytes", done.num_bytes)
             with self.lock:
                 failure = "push_failed" if done.failed else None
                 self.do(self.prefill.settled(done.write, done.num_bytes, failure, time.monotonic()))
@@ -185,10 +188,12 @@ class PushWriter:
     def _count_pushed(self, action: prefill_ledger.Complete) -> None:
         self._counters.add("pushed_requests")
         self._counters.add("pushed_blocks", sum(map(len, action.registration.block_ids)))
+        self._counters.observe("push_tail_seconds", action.tail_s)
 
-    def _count_received(self, request_id: str) -> None:
+    def _count_received(self, done: decode_ledger.Done) -> None:
         self._counters.add("received_requests")
-        meta = self._worker._recving_metadata.get(request_id)
+        self._counters.observe("receive_seconds", done.seconds)
+        meta = self._worker._recving_metadata.get(done.request_id)
         if meta is not None:
             self._counters.add("received_blocks", sum(len(group) for group in meta.local_block_ids))
 

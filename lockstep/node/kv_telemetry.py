@@ -15,14 +15,21 @@ class KVTelemetry:
             "kv_bytes_per_block": metrics.kv_block_bytes,
             "quarantined_blocks": metrics.kv_quarantined_blocks,
             "quarantined_requests": metrics.kv_quarantined_requests,
+            "leases_held": metrics.kv_leases_held,
         }
         self._before: dict[str, dict[tuple[str, str], int]] = {}
 
     def count(self, rank: str, snapshot: dict[str, Any]) -> None:
-        """`snapshot` as kv_transfer.counters.KVCounters gives it: a value is a number or {reason: number}."""
+        """`snapshot` as kv_transfer.counters.KVCounters gives it: a value is a number or {reason: number}.
+
+        "histograms" maps a name of lockstep.kv_buckets to the totals of a histogram.
+        """
+        for name, histogram in snapshot.get("histograms", {}).items():
+            self._metrics.kv_histograms[name].advance(rank, histogram["counts"], histogram["total"])
         totals = {
             (kind, reason): number
             for kind, value in snapshot.items()
+            if kind != "histograms"
             for reason, number in (value.items() if isinstance(value, dict) else [("", value)])
         }
         before = self._before.get(rank, {})

@@ -2,6 +2,9 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from lockstep.kv_buckets import BYTES, SECONDS
+from lockstep.node.totals_histogram import TotalsHistogram
+
 
 class NodeMetrics:
     """Counters and gauges of one node process; rank labels are global data-parallel ranks."""
@@ -89,6 +92,42 @@ class NodeMetrics:
             ["rank"],
             registry=self.registry,
         )
+        self.kv_leases_held = Gauge(
+            "lockstep_kv_leases_held",
+            "Finished prefills whose blocks wait for decode, or for the end of their push.",
+            ["rank"],
+            registry=self.registry,
+        )
+        self.kv_write_seconds = TotalsHistogram(
+            "lockstep_kv_write_seconds",
+            "Seconds from handing a write to NIXL until it is done.",
+            ["rank"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.kv_write_bytes = TotalsHistogram(
+            "lockstep_kv_write_bytes", "Bytes of a write.", ["rank"], buckets=BYTES, registry=self.registry
+        )
+        self.kv_push_tail_seconds = TotalsHistogram(
+            "lockstep_kv_push_tail_seconds",
+            "Seconds from the end of a prefill that decode waits for until its last write is done.",
+            ["rank"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.kv_receive_seconds = TotalsHistogram(
+            "lockstep_kv_receive_seconds",
+            "Seconds from the registration of decode's blocks until all of them are written.",
+            ["rank"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.kv_histograms = {
+            "write_seconds": self.kv_write_seconds,
+            "write_bytes": self.kv_write_bytes,
+            "push_tail_seconds": self.kv_push_tail_seconds,
+            "receive_seconds": self.kv_receive_seconds,
+        }
         self.kv_cache_usage = Gauge(
             "lockstep_kv_cache_usage_ratio",
             "Share of the KV blocks in use, 0 to 1.",

@@ -283,8 +283,8 @@ def registered_from(start: int, *, block_size: int = 16) -> Registration:
     return Registration(RID, TOKEN, PEER, ((7, 8, 9)[start:],), (start,), (block_size,), 60.0, {})
 
 
-def complete(num_bytes: int, seconds: float, start: int = 0) -> Complete:
-    return Complete(RID, registered_from(start), num_bytes, seconds)
+def complete(num_bytes: int, tail_s: float, start: int = 0) -> Complete:
+    return Complete(RID, registered_from(start), num_bytes, tail_s)
 
 
 def test_chunks_are_written_as_they_are_computed() -> None:
@@ -297,7 +297,7 @@ def test_chunks_are_written_as_they_are_computed() -> None:
     assert book.computed(RID, TOKEN, chunk(1, 2, 3, last=True), now=2) == [second]
     start(book, second, now=2)
     assert book.settled(second, 200, None, now=3) == []
-    assert book.settled(first, 100, None, now=4) == [complete(300, seconds=3)]
+    assert book.settled(first, 100, None, now=4) == [complete(300, tail_s=2)]
     assert book.finished(RID, BLOCKS, TOKEN, now=5) == [Release(RID, "pushed")]
 
 
@@ -351,7 +351,7 @@ def test_preempted_blocks_are_written_again_after_the_old_writes() -> None:
     anew = write(2, (4, 5, 6), (7, 8, 9), streamed=False)
     assert book.settled(old, 200, None, now=2) == [anew]
     start(book, anew, now=2)
-    assert book.settled(anew, 300, None, now=3) == [complete(500, seconds=3)]
+    assert book.settled(anew, 300, None, now=3) == [complete(500, tail_s=2)]
 
 
 def test_preemption_drops_writes_that_were_not_started() -> None:

@@ -91,14 +91,20 @@ class InFlight:
         """End a choice with an error, its siblings with it (one client request is one answer)."""
         if self._flights.get(flight.front_id) is not flight:
             return
-        self.end(flight, type(error).__name__, abort=True)
+        outcome = type(error).__name__
+        self._forget(flight, outcome, abort=True)
         for front_id in self.fail_request(flight.front_id, error):
             sibling = self._flights.get(front_id)
             if sibling is not None:
-                self.end(sibling, type(error).__name__, abort=True)
+                self._forget(sibling, outcome, abort=True)
+        self._queue.pump()  # not before the siblings are out of it
 
     def end(self, flight: Flight, outcome: str, abort: bool) -> None:
         """Forget a choice; with `abort`, both nodes are told, whichever legs they still have."""
+        self._forget(flight, outcome, abort)
+        self._queue.pump()
+
+    def _forget(self, flight: Flight, outcome: str, abort: bool) -> None:
         del self._flights[flight.front_id]
         self._deadlines.pop(flight.front_id).cancel()
         self._queue.discard(flight)
@@ -107,7 +113,6 @@ class InFlight:
             self.empty.set()
         self._metrics.ended(outcome, len(flight.attempts))
         flight_log.ended(flight, outcome)
-        self._queue.pump()
 
     def _expire(self, flight: Flight) -> None:
         self.fail(flight, DeadlineError("The request did not finish in its time."))

@@ -65,6 +65,7 @@ class Session:
             carried = parse_decode_leg(transfer, request_id).output_token_ids
             assert len(carried) < params.max_tokens == ANSWER_TOKENS
         assert request.request_id == request_id
+        assert int(request_id.rpartition("-t")[2]) <= MAX_ATTEMPTS
         assert list(carried) == answer(choice)[: len(carried)]
         assert list(carried) == self.world.received[choice]
         legs = self.world.legs[self.address]

@@ -13,6 +13,10 @@ STEPS = "lockstep_decode_steps_total"
 DROPPED = "lockstep_step_records_dropped_total"
 DRAFTS = "lockstep_draft_tokens_total"
 ACCEPTED = "lockstep_accepted_tokens_total"
+PADDED = "lockstep_decode_padded_arrivals_total"
+BOUNCED = "lockstep_decode_bounced_total"
+VIOLATIONS = "lockstep_decode_violations_total"
+REENTRIES = "lockstep_decode_reentries_total"
 ATTEMPTS = "lockstep_proxy_attempts_total"
 
 
@@ -24,6 +28,10 @@ class Counters:
     dropped: dict[str, float]
     drafts: float
     accepted: float
+    padded: float
+    reentries: float
+    bounced: dict[str, float]
+    violations: dict[str, float]
     attempts: dict[str, float]
 
     @classmethod
@@ -34,6 +42,10 @@ class Counters:
             dropped=decode.by_rank(DROPPED),
             drafts=sum(decode.by_rank(DRAFTS).values()),
             accepted=sum(decode.by_rank(ACCEPTED).values()),
+            padded=sum(decode.by_rank(PADDED).values()),
+            reentries=sum(decode.by_rank(REENTRIES).values()),
+            bounced=_by_label(f"{decode.http_url}/metrics", BOUNCED, "reason"),
+            violations=_by_label(f"{decode.http_url}/metrics", VIOLATIONS, "cause"),
             attempts=_by_label(f"{stack.url}/metrics", ATTEMPTS, "reason"),
         )
 
@@ -51,20 +63,19 @@ class Counters:
     def dropped_since(self, before: "Counters") -> int:
         return int(sum(self.dropped.values()) - sum(before.dropped.values()))
 
-    def attempts_since(self, before: "Counters") -> dict[str, int]:
-        return _grown(self.attempts, before.attempts)
 
-
-def _grown(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, int]:
-    grown = {name: int(value - before.get(name, 0.0)) for name, value in after.items()}
-    return {name: value for name, value in grown.items() if value}
+def grown(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, int]:
+    """What is new, without what is not."""
+    new = {name: int(value - before.get(name, 0.0)) for name, value in after.items()}
+    return {name: value for name, value in new.items() if value}
 
 
 def _by_label(url: str, name: str, label: str) -> dict[str, float]:
     text = httpx.get(url, timeout=10, follow_redirects=True).text
-    return {
-        sample.labels[label]: sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name == name
-    }
+    totals: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == name:
+                key = sample.labels[label]
+                totals[key] = totals.get(key, 0.0) + sample.value
+    return totals

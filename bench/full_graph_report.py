@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.counters import Counters
+from bench.counters import Counters, grown
 from bench.observer.records import RankRecord, busy_steps, mismatches
 from bench.replay import Answer, compare
 from bench.trace import Kind
@@ -51,7 +51,11 @@ def result(
         "failed_loads": Counter(a.finish_reason for a in answers if a.item.kind is Kind.FAILED_LOAD),
         "draft_tokens": int(drafts),
         "accepted_tokens": int(accepted),
-        "attempts": after.attempts_since(before),
+        "padded_arrivals_by_metric": int(after.padded - before.padded),
+        "reentries_by_metric": int(after.reentries - before.reentries),
+        "bounced": grown(after.bounced, before.bounced),
+        "violations": grown(after.violations, before.violations),
+        "attempts": grown(after.attempts, before.attempts),
     }
 
 
@@ -127,7 +131,9 @@ def _summary(entry: dict[str, Any]) -> str:
         f"resumed on decode {total('resumed_here')}; tokens computed there per arrival: most {most}, mean "
         f"{total('local_tokens') / max(first_steps, 1):.2f}",
         f"drafts accepted {entry['accepted_tokens']} of {entry['draft_tokens']}; attempts "
-        f"{entry['attempts']}; failed loads {dict(entry['failed_loads'])}",
+        f"{entry['attempts']}; bounced {entry['bounced']}; failed loads {dict(entry['failed_loads'])}",
+        f"by the scheduler's own count: padded {entry['padded_arrivals_by_metric']}, re-entries "
+        f"{entry['reentries_by_metric']}, violations {entry['violations']}",
         *(f"failed: {failure}" for failure in entry["failed"]),
         *(f"different: {difference}" for difference in entry["outputs_different"]),
     ]

@@ -12,7 +12,7 @@ import pytest
 
 SCRIPT = Path(__file__).with_name("carried_engine.py")
 MODEL = Path(__file__).parents[3] / "models" / "pico"
-DEADLINE_S = 280
+DEADLINE_S = 400
 CASES = [
     "plain",
     "logprobs",

@@ -22,8 +22,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.harness import complete_all, completion_body, run_stack
 from bench.load import PICO
-from tests.system.harness import complete_all, completion_body, run_stack
 
 PROMPT_COUNTS = (24, 48, 96)
 SPECULATIVE_TOKENS = (1, 2, 3)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.system.harness import Series, Stack
+from bench.harness import Series, Stack
 
 STEPS = "lockstep_decode_steps_total"
 DROPPED = "lockstep_step_records_dropped_total"

@@ -20,9 +20,9 @@ from bench import full_graph_report as report
 from bench import replay, trace
 from bench.counters import Counters
 from bench.failed_load import LoadBreaker
+from bench.harness import Stack, run_reference, run_stack, wait_until
 from bench.observer import records
 from bench.observer.install import observed
-from tests.system.harness import Stack, run_reference, run_stack, wait_until
 
 STEPS = 5000
 QUICK_STEPS = 300

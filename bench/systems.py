@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.system.harness import run_reference, run_stack
+from bench.harness import run_reference, run_stack
 
 
 @dataclass(frozen=True, slots=True)

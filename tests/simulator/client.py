@@ -32,6 +32,7 @@ class Ask:
         abort_at: the step before which the client goes away; `late`: while that step runs.
         grammar_delay: steps until its grammar is compiled, if it has one.
         remote: whether the first attempt has its KV computed by prefill.
+        priority: the lower, the sooner, where the policy asks for it.
     """
 
     at: int = 0
@@ -47,6 +48,7 @@ class Ask:
     grammar_delay: int | None = None
     remote: bool = True
     client: int = 0
+    priority: int = 0
 
 
 @dataclass(slots=True)
@@ -97,23 +99,29 @@ class Client:
         return self.finish_reason is not None
 
     def make_request(self, now: int) -> Request:
-        """The next attempt's decode leg: the same prompt, with what was generated so far."""
+        """The next attempt's decode leg: the same prompt, with what was generated so far.
+
+        vLLM's own connector knows nothing of that, so a caller of a plain server sends a longer prompt.
+        """
         request_id = f"{self.name}-a{self.attempt}"
-        params = decode_leg_params(PEER, request_id, TOKEN, self.output)
+        is_ours = self.shape.connector == "lockstep"
+        params = decode_leg_params(PEER, request_id, TOKEN, self.output if is_ours else ())
         if not (self.ask.remote or self.attempt):
             params["do_remote_prefill"] = False
         has_grammar = self.ask.grammar_delay is not None
         self.request = Request(
             request_id=request_id,
-            prompt_token_ids=list(self.conversation.prompt),
+            prompt_token_ids=self.conversation.prompt + ([] if is_ours else self.output),
             sampling_params=SamplingParams(
-                max_tokens=self.ask.max_tokens,
+                max_tokens=self.ask.max_tokens - (0 if is_ours else len(self.output)),
                 stop_token_ids=[STOP],
                 structured_outputs=StructuredOutputsParams(regex=".*") if has_grammar else None,
                 extra_args={"kv_transfer_params": params},
             ),
             pooling_params=None,
             client_index=self.ask.client,
+            priority=self.ask.priority,
+            arrival_time=float(now),
             block_hasher=get_request_block_hasher(BLOCK_SIZE, sha256),
         )
         self.submit_at = None

@@ -1,5 +1,6 @@
 """One decode rank: vLLM's engine loop (vllm/v1/engine/core.py) over the real scheduler and a fake worker."""
 
+import contextlib
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,11 @@ class Engine:
             self._late_aborts.append(request_id)
         else:
             self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+
+    def reset_prefix_cache(self) -> None:
+        """As an administrator may: all running requests are preempted, and their results dropped."""
+        with contextlib.suppress(RuntimeError):  # raised after that, when blocks are still in use
+            self.scheduler.reset_prefix_cache(reset_running_requests=True)
 
     def has_work(self) -> bool:
         return bool(self.scheduler.has_requests() or self._queue)

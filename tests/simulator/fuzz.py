@@ -1,4 +1,4 @@
-"""Simulations without end, or for a number of steps: `make fuzz`. A failure prints the smallest case found."""
+"""Simulations for a number of steps: `make fuzz`. A failure prints the smallest case found."""
 
 import argparse
 import logging
@@ -30,7 +30,7 @@ def run_round(seed: int, *, asynchronous: bool) -> int:
     @given(simulations(asynchronous=asynchronous))
     def simulate(simulation: Simulation) -> None:
         nonlocal num_steps
-        num_steps += Group(simulation.shape, simulation.asks).run().num_steps
+        num_steps += Group(simulation).run().num_steps
 
     simulate()
     return num_steps

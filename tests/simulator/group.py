@@ -4,9 +4,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from simulator.client import Ask, Client
+from simulator.client import Client
 from simulator.engine import Engine
-from simulator.shape import Shape
+from simulator.workload import Simulation
 from vllm.v1.engine import FinishReason
 
 from decode_node.scheduler.rows import Violation
@@ -43,12 +43,13 @@ class Result:
 
 
 class Group:
-    """Drives one simulation; `checks` off for a scheduler that is expected to break the rule."""
+    """Drives one simulation; `checks_width` off for a scheduler that is expected to break the rule."""
 
-    def __init__(self, shape: Shape, asks: list[Ask], *, checks_width: bool = True) -> None:
-        self.shape = shape
-        self.engines = [Engine(shape, rank) for rank in range(2)]
-        self.clients = [Client(ask, f"c{index}", shape) for index, ask in enumerate(asks)]
+    def __init__(self, simulation: Simulation, *, checks_width: bool = True) -> None:
+        self.shape = simulation.shape
+        self.engines = [Engine(self.shape, rank) for rank in range(2)]
+        self.clients = [Client(ask, f"c{index}", self.shape) for index, ask in enumerate(simulation.asks)]
+        self._resets = simulation.resets
         self._checks_width = checks_width
         self._by_request: dict[str, Client] = {}
         self._left: set[str] = set()
@@ -73,6 +74,9 @@ class Group:
     def _admit(self, now: int) -> bool:
         """Arrivals, next attempts, compiled grammars and aborts that are due."""
         moved = False
+        for at, rank in self._resets:
+            if at == now:
+                self.engines[rank].reset_prefix_cache()
         for client in self.clients:
             if client.submit_at is not None and client.submit_at <= now and not client.is_done:
                 request = client.make_request(now)

@@ -46,6 +46,7 @@ class Shape:
     scheduler: Literal["lockstep", "stock"] = "lockstep"
     connector: Literal["lockstep", "stock"] = "lockstep"
     reports_ids: bool = True
+    policy: Literal["fcfs", "priority"] = "fcfs"
     arrival_padding: bool = True
     strict: bool = True
     long_prefill_token_threshold: int = 0
@@ -75,6 +76,7 @@ class Shape:
         scheduler.async_scheduling = self.asynchronous
         scheduler.max_num_seqs = self.max_num_seqs
         scheduler.max_num_batched_tokens = scheduler.max_num_scheduled_tokens = self.max_num_seqs * self.width
+        scheduler.policy = self.policy
         scheduler.long_prefill_token_threshold = self.long_prefill_token_threshold
         config.additional_config = {
             "lockstep": {"strict": self.strict, "arrival_padding": self.arrival_padding}

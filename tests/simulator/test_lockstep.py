@@ -24,7 +24,7 @@ def test_every_step_of_both_ranks_is_uniform(asynchronous: bool, capsys: pytest.
     @given(simulations(asynchronous=asynchronous))
     def simulate(simulation: Simulation) -> None:
         nonlocal num_steps, num_simulations
-        num_steps += Group(simulation.shape, simulation.asks).run().num_steps
+        num_steps += Group(simulation).run().num_steps
         num_simulations += 1
 
     simulate()

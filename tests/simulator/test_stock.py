@@ -16,7 +16,7 @@ from decode_node.scheduler.rows import Violation
 
 def run(shape: Shape, *asks: Ask) -> Result:
     """With every other check on: vLLM's scheduler loses no token and leaks no block."""
-    return Group(shape, list(asks), checks_width=False).run()
+    return Group(Simulation(shape, list(asks)), checks_width=False).run()
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])

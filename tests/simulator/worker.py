@@ -26,6 +26,7 @@ class RequestState:
     """R1's `CachedRequestState`."""
 
     conversation: Conversation
+    prompt_token_ids: list[int]
     output_token_ids: list[int]
     block_ids: list[int]
     num_computed_tokens: int
@@ -33,7 +34,7 @@ class RequestState:
 
     @property
     def token_ids(self) -> list[int]:
-        return self.conversation.prompt + self.output_token_ids
+        return self.prompt_token_ids + self.output_token_ids
 
 
 @dataclass(slots=True)
@@ -76,7 +77,11 @@ class Worker:
         for new in output.scheduled_new_reqs:
             carried = carried_output_token_ids(new.sampling_params.extra_args["kv_transfer_params"])
             self.states[new.req_id] = RequestState(
-                conversations[new.req_id], list(carried), list(new.block_ids[0]), new.num_computed_tokens
+                conversation=conversations[new.req_id],
+                prompt_token_ids=list(new.prompt_token_ids),
+                output_token_ids=list(carried),
+                block_ids=list(new.block_ids[0]),
+                num_computed_tokens=new.num_computed_tokens,
             )
         previous_num_drafts = {}
         for index, request_id in enumerate(output.scheduled_cached_reqs.req_ids):

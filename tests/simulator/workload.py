@@ -16,7 +16,9 @@ class Simulation:
     """A reproducible case: its repr is the code that makes it again."""
 
     shape: Shape
-    asks: list[Ask] = field(default_factory=list)
+    asks: list[Ask]
+    resets: list[tuple[int, int]] = field(default_factory=list)
+    """(step, rank) of calls to reset the prefix cache and the running requests with it."""
 
 
 PUSHES = st.builds(
@@ -26,6 +28,8 @@ PUSHES = st.builds(
     ack_delay=st.integers(0, 8),
 )
 
+RESETS = st.just([]) | st.just([]) | st.lists(st.tuples(st.integers(1, 50), st.integers(0, 1)), max_size=2)
+
 
 def shapes(*, asynchronous: bool, **fixed: object) -> st.SearchStrategy[Shape]:
     """K of 0 to 3, few sequences, a context of some blocks, and pools from the smallest possible."""
@@ -33,8 +37,9 @@ def shapes(*, asynchronous: bool, **fixed: object) -> st.SearchStrategy[Shape]:
         "num_speculative_tokens": st.integers(0, 3),
         "max_num_seqs": st.integers(1, 5),
         "max_model_len": st.sampled_from([20, 23, 28, 33, 40, 47, 64]),
-        "spare_blocks": st.sampled_from([0, 1, 2, 3, 5, 8, 12, 100]),
+        "spare_blocks": st.sampled_from([0, 1, 2, 3, 4, 6, 9, 100]),
         "reports_ids": st.booleans(),
+        "policy": st.sampled_from(["fcfs", "fcfs", "priority"]),
         "long_prefill_token_threshold": st.sampled_from([0, 0, 1, 2]),
     }
     drawn |= {name: st.just(value) for name, value in fixed.items()}
@@ -69,6 +74,7 @@ def asks(k: int, limit: int) -> st.SearchStrategy[Ask]:
         grammar_delay=rarely | st.integers(0, 6),
         remote=st.integers(0, 7).map(bool),
         client=st.integers(0, 1),
+        priority=st.integers(0, 2),
     )
 
 
@@ -78,14 +84,10 @@ def simulations(draw: st.DrawFn, *, asynchronous: bool, **fixed: object) -> Simu
     # vLLM's front end refuses a prompt of max_model_len, so its scheduler need not take one.
     limit = shape.context_limit if shape.scheduler == "lockstep" else shape.max_model_len - 2
     ask = asks(shape.num_speculative_tokens, limit)
-    return Simulation(shape, draw(_lists(ask)))
+    drawn = [draw(ask) for _ in range(draw(st.integers(1, MAX_ASKS)))]
+    return Simulation(shape, drawn, draw(RESETS))
 
 
 @functools.cache
 def _shapes(asynchronous: bool, fixed: tuple[tuple[str, object], ...]) -> st.SearchStrategy[Shape]:
     return shapes(asynchronous=asynchronous, **dict(fixed))
-
-
-@functools.cache
-def _lists(ask: st.SearchStrategy[Ask]) -> st.SearchStrategy[list[Ask]]:
-    return st.lists(ask, min_size=1, max_size=MAX_ASKS)

@@ -5,6 +5,7 @@ token, its place and the layer. So decode's blocks can be compared with what pre
 """
 
 import os
+import pickle
 import socket
 import tempfile
 import time
@@ -12,11 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from vllm import SamplingParams
 from vllm.config import KVTransferConfig, set_current_vllm_config
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
 from vllm.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import sha256
@@ -39,9 +43,12 @@ STEP_TOKENS = 64
 
 
 class Engine:
-    """One rank without a model. `step` is one engine step."""
+    """One data-parallel rank without a model, with a worker for each of its TP ranks.
 
-    def __init__(self, role: Any, num_blocks: int, extra_config: dict[str, Any]) -> None:
+    `step` is one engine step.
+    """
+
+    def __init__(self, role: Any, num_blocks: int, extra_config: dict[str, Any], tp_size: int = 1) -> None:
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))
             self.port = int(sock.getsockname()[1])
@@ -61,11 +68,12 @@ class Engine:
             role, kv_buffer_device="cpu", engine_id=self.engine_id, extra_config=extra_config
         )
         config.kv_transfer_config = KVTransferConfig(**transfer)
+        config.parallel_config.tensor_parallel_size = tp_size
+        heads = HEADS // tp_size
         spec = FullAttentionSpec(
-            block_size=BLOCK_SIZE, num_kv_heads=HEADS, head_size=HEAD_SIZE, dtype=torch.float32
+            block_size=BLOCK_SIZE, num_kv_heads=heads, head_size=HEAD_SIZE, dtype=torch.float32
         )
         kv_cache_config = KVCacheConfig(num_blocks, [], [KVCacheGroupSpec(list(LAYERS), spec)])
-        self.caches = {name: torch.zeros(num_blocks, HEADS, BLOCK_SIZE, 2 * HEAD_SIZE) for name in LAYERS}
         with set_current_vllm_config(config):
             self.scheduler = Scheduler(
                 vllm_config=config,
@@ -75,17 +83,39 @@ class Engine:
                 hash_block_size=BLOCK_SIZE,
                 log_stats=True,
             )
-            self.connector = LockstepPushConnector(config, KVConnectorRole.WORKER, kv_cache_config)
-        self.connector.register_kv_caches(self.caches)
+            self.workers = [self._worker(config, kv_cache_config, rank, tp_size) for rank in range(tp_size)]
+        shape = (num_blocks, heads, BLOCK_SIZE, 2 * HEAD_SIZE)
+        self.caches = [{name: torch.zeros(shape) for name in LAYERS} for _ in self.workers]
+        for worker, caches in zip(self.workers, self.caches, strict=True):
+            worker.register_kv_caches(caches)
         scheduler_side: Any = self.scheduler.connector
-        metadata = self.connector.get_handshake_metadata()
-        scheduler_side.set_xfer_handshake_metadata_pp_aware({(0, 0): metadata})
+        metadata = {(0, rank): worker.get_handshake_metadata() for rank, worker in enumerate(self.workers)}
+        scheduler_side.set_xfer_handshake_metadata_pp_aware(metadata)
+        self._aggregator = KVOutputAggregator(tp_size)
         self.failed: set[str] = set()
+
+    @staticmethod
+    def _worker(config: Any, kv_cache_config: Any, rank: int, tp_size: int) -> LockstepPushConnector:
+        """vLLM's worker asks the process group for its place; here all ranks are in one process."""
+        with (
+            mock.patch.object(base_worker, "get_tensor_model_parallel_rank", return_value=rank),
+            mock.patch.object(base_worker, "get_tensor_model_parallel_world_size", return_value=tp_size),
+        ):
+            return LockstepPushConnector(config, KVConnectorRole.WORKER, kv_cache_config)
 
     @property
     def counters(self) -> dict[str, Any]:
-        assert self.connector.connector_worker is not None
-        return self.connector.connector_worker.counters_snapshot()
+        """Of the first TP rank, as a node reads them."""
+        assert self.workers[0].connector_worker is not None
+        return self.workers[0].connector_worker.counters_snapshot()
+
+    @property
+    def received(self) -> int:
+        """Requests whose KV has arrived at every TP rank."""
+        workers = [worker.connector_worker for worker in self.workers]
+        return min(
+            worker.counters.snapshot()["received_requests"] for worker in workers if worker is not None
+        )
 
     @property
     def kv_usage(self) -> float:
@@ -93,7 +123,7 @@ class Engine:
 
     @property
     def peer(self) -> PrefillPeer:
-        return PrefillPeer(self.engine_id, "127.0.0.1", self.port, 1)
+        return PrefillPeer(self.engine_id, "127.0.0.1", self.port, len(self.workers))
 
     def add(self, request_id: str, prompt: Sequence[int], params: dict[str, Any]) -> Request:
         sampling = SamplingParams(max_tokens=1, ignore_eos=True, extra_args={"kv_transfer_params": params})
@@ -113,24 +143,33 @@ class Engine:
     def step(self) -> Any:
         """Returns vLLM's SchedulerOutput of the step."""
         scheduled = self.scheduler.schedule()
-        self.connector.handle_preemptions(scheduled.kv_connector_metadata)
-        assert scheduled.kv_connector_metadata is not None
-        self.connector.bind_connector_metadata(scheduled.kv_connector_metadata)
+        meta = scheduled.kv_connector_metadata
+        assert meta is not None
+        # Workers of other processes get copies.
+        metas = [pickle.loads(pickle.dumps(meta)) for _ in self.workers]
+        for worker, copy in zip(self.workers, metas, strict=True):
+            worker.handle_preemptions(copy)
+            worker.bind_connector_metadata(copy)
         sampled = [self._forward(rid, count) for rid, count in scheduled.num_scheduled_tokens.items()]
-        self.connector.start_load_kv(None)  # type: ignore[arg-type]
-        self.connector.wait_for_save()
-        results = self.connector.get_transfer_results(scheduled.finished_req_ids)
-        report = KVConnectorOutput(
-            finished_sending=results.finished_sending,
-            finished_recving=results.finished_recving,
-            failed_recving=results.failed_recving,
-            invalid_block_ids=self.connector.get_block_ids_with_load_errors(),
-        )
-        self.connector.clear_connector_metadata()
         ids = list(scheduled.num_scheduled_tokens)
-        output = ModelRunnerOutput(ids, {rid: index for index, rid in enumerate(ids)}, sampled)
-        output.kv_connector_output = report
-        for core_outputs in self.scheduler.update_from_output(scheduled, output).values():
+        outputs = []
+        for worker in self.workers:
+            worker.start_load_kv(None)  # type: ignore[arg-type]
+            worker.wait_for_save()
+            results = worker.get_transfer_results(scheduled.finished_req_ids)
+            output = ModelRunnerOutput(ids, {rid: index for index, rid in enumerate(ids)}, sampled)
+            output.kv_connector_output = KVConnectorOutput(
+                finished_sending=results.finished_sending,
+                finished_recving=results.finished_recving,
+                failed_recving=results.failed_recving,
+                invalid_block_ids=worker.get_block_ids_with_load_errors(),
+            )
+            outputs.append(output)
+            worker.clear_connector_metadata()
+        # As an executor of one process or of several does it.
+        merged = self._aggregator.aggregate(outputs, 0) if len(outputs) > 1 else outputs[0]
+        assert merged is not None
+        for core_outputs in self.scheduler.update_from_output(scheduled, merged).values():
             self.failed |= {
                 out.request_id for out in core_outputs.outputs if str(out.finish_reason) == "error"
             }
@@ -141,43 +180,46 @@ class Engine:
         request = self.scheduler.requests[request_id]
         end = request.num_computed_tokens
         for place in range(end - num_tokens, end):
-            for view, number in zip(
-                self._views(request, place), values(request.all_token_ids, place), strict=True
-            ):
+            for view, number in self._kv(request, place):
                 view.fill_(number)
         return [7] if end >= request.num_tokens else []
 
-    def _views(self, request: Request, place: int) -> list[torch.Tensor]:
-        """The KV of one token in every layer."""
+    def _kv(self, request: Request, place: int) -> Iterator[tuple[torch.Tensor, float]]:
+        """Where the KV of one token is, in every layer and head, and what it must be."""
         block = self.scheduler.kv_cache_manager.get_block_ids(request.request_id)[0][place // BLOCK_SIZE]
-        return [cache[block, :, place % BLOCK_SIZE] for cache in self.caches.values()]
+        number = value(request.all_token_ids, place)
+        heads = (
+            (rank, head) for rank in range(len(self.workers)) for head in range(HEADS // len(self.workers))
+        )
+        for index, (rank, head) in enumerate(heads):
+            for layer, cache in enumerate(self.caches[rank].values()):
+                yield cache[block, head, place % BLOCK_SIZE], number + layer / 8 + index / 4
 
     def holds_kv_of(self, request: Request) -> bool:
         """Whether the request's blocks hold what prefill computes for its prompt, all of it."""
         return all(
             bool((view == number).all())
             for place in range(request.num_prompt_tokens)
-            for view, number in zip(
-                self._views(request, place), values(request.all_token_ids, place), strict=True
-            )
+            for view, number in self._kv(request, place)
         )
 
     def close(self) -> None:
-        self.connector.shutdown()
+        for worker in self.workers:
+            worker.shutdown()
         self.scheduler.shutdown()
 
 
-def values(tokens: Sequence[int], place: int) -> list[float]:
-    """What each layer's KV holds for a token; depends on all tokens before it, as attention's does."""
-    return [float(sum(tokens[: place + 1]) % 10007 + layer) for layer in range(len(LAYERS))]
+def value(tokens: Sequence[int], place: int) -> float:
+    """What the KV of a token comes from; depends on all tokens before it, as attention's does."""
+    return float(sum(tokens[: place + 1]) % 10007)
 
 
 class Pair:
     """A prefill and a decode engine; requests run on both under one id."""
 
-    def __init__(self, num_blocks: int, extra_config: dict[str, Any]) -> None:
-        self.prefill = Engine("prefill", num_blocks, extra_config)
-        self.decode = Engine("decode", num_blocks, extra_config)
+    def __init__(self, num_blocks: int, extra_config: dict[str, Any], *, tp_sizes: Any = (1, 1)) -> None:
+        self.prefill = Engine("prefill", num_blocks, extra_config, tp_sizes[0])
+        self.decode = Engine("decode", num_blocks, extra_config, tp_sizes[1])
         self.token = "a" * 32
 
     def add_prefill(self, request_id: str, prompt: Sequence[int]) -> Request:

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from vllm.v1.request import Request
-
 from component.kv_transfer.engines import BLOCK_SIZE, STEP_TOKENS, Pair, one_rank_world
+from vllm.v1.request import Request
 
 NUM_BLOCKS = 40
 _ids = (f"ls-{number}-0-a1" for number in itertools.count())
@@ -55,8 +54,8 @@ def push_of(pair: Pair, prompt: list[int]) -> Request:
 
 def receive(pair: Pair, request: Request) -> None:
     """Step until decode's worker has the KV of `request`; the step that would use it is not run."""
-    before = pair.decode.counters["received_requests"]
-    pair.until(lambda: pair.decode.counters["received_requests"] > before)
+    before = pair.decode.received
+    pair.until(lambda: pair.decode.received > before)
     assert request.request_id not in pair.decode.failed
 
 
@@ -71,9 +70,9 @@ def test_long_prompt_is_written_while_it_is_computed(pair: Pair) -> None:
     for chunk in range(1, 6):
         pair.prefill.step()
         pair.wait(lambda expected=chunk: counted(pair, "streamed_chunks") - before == expected)
-    assert pair.decode.counters["received_requests"] == 0
+    assert pair.decode.received == 0
     pair.prefill.step()
-    pair.wait(lambda: pair.decode.counters["received_requests"] == 1)
+    pair.wait(lambda: pair.decode.received == 1)
     assert counted(pair, "pushed_blocks") - blocks == 11
     assert pair.decode.holds_kv_of(request)
 
@@ -85,10 +84,10 @@ def test_last_chunk_needs_no_further_step_of_prefill(pair: Pair) -> None:
     request = pair.add_decode(request_id, prompt)
     pair.decode.step()
     pair.add_prefill(request_id, prompt)
-    before = pair.decode.counters["received_requests"]
+    before = pair.decode.received
     pair.prefill.step()
     pair.prefill.step()
-    pair.wait(lambda: pair.decode.counters["received_requests"] > before)
+    pair.wait(lambda: pair.decode.received > before)
     assert pair.decode.holds_kv_of(request)
 
 
@@ -160,8 +159,9 @@ def test_preempted_prompt_is_written_anew(pair: Pair) -> None:
     pair.prefill.step()
     pair.wait(lambda: counted(pair, "streamed_chunks") - before == 2)
     assert pair.prefill.scheduler.reset_prefix_cache(reset_running_requests=True)
-    for cache in pair.prefill.caches.values():
-        cache.fill_(-1.0)
+    for caches in pair.prefill.caches:
+        for cache in caches.values():
+            cache.fill_(-1.0)
     receive(pair, request)
     assert counted(pair, "restarted_pushes") - restarted == 1
     assert pair.decode.holds_kv_of(request)
@@ -207,11 +207,28 @@ def test_many_requests_at_once(pair: Pair) -> None:
     pair.decode.step()
     for request_id, prompt in prompts.items():
         pair.add_prefill(request_id, prompt)
-    before = pair.decode.counters["received_requests"]
+    before = pair.decode.received
     for _ in range(8):
         pair.prefill.step()
-    pair.wait(lambda: pair.decode.counters["received_requests"] - before == len(prompts))
+    pair.wait(lambda: pair.decode.received - before == len(prompts))
     assert all(pair.decode.holds_kv_of(request) for request in requests)
+
+
+@pytest.mark.parametrize("tp_sizes", [(2, 1), (1, 2)], ids=["2 to 1", "1 to 2"])
+def test_chunks_go_to_the_ranks_of_another_tensor_parallel_size(tp_sizes: tuple[int, int]) -> None:
+    """Each prefill worker writes its heads into every decode worker that needs them, chunk by chunk."""
+    with closing(Pair(NUM_BLOCKS, {}, tp_sizes=tp_sizes)) as pair:
+        prompt = new_prompt(3 * STEP_TOKENS + 5)
+        request_id = next(_ids)
+        request = pair.add_decode(request_id, prompt)
+        pair.decode.step()
+        pair.add_prefill(request_id, prompt)
+        for chunk in range(1, 4):
+            pair.prefill.step()
+            pair.wait(lambda expected=chunk: counted(pair, "streamed_chunks") == expected)
+        receive(pair, request)
+        assert pair.decode.holds_kv_of(request)
+        pair.until(lambda: pair.idle)
 
 
 def test_streaming_can_be_turned_off() -> None:

@@ -38,8 +38,9 @@ class Transfers:
         self._posted: dict[int, _Posted] = {}
         self._posting: _Posted | None = None
 
-    def __bool__(self) -> bool:
-        return bool(self._posted)
+    def __len__(self) -> int:
+        """Writes in flight."""
+        return len(self._posted)
 
     def engines(self) -> set[str]:
         """Decode engines that are being written to."""

@@ -118,6 +118,18 @@ class Engine:
         )
 
     @property
+    def writing(self) -> int:
+        """Writes that the first TP rank's worker has in flight."""
+        assert self.workers[0].connector_worker is not None
+        return len(self.workers[0].connector_worker._writer.transfers)
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether the first TP rank's worker, on prefill, knows of a push."""
+        assert self.workers[0].connector_worker is not None
+        return self.workers[0].connector_worker._writer.prefill.outstanding
+
+    @property
     def kv_usage(self) -> float:
         return float(self.scheduler.kv_cache_manager.usage)
 

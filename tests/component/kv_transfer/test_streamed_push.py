@@ -4,7 +4,9 @@ import itertools
 import random
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
+from typing import Any
+from unittest import mock
 
 import pytest
 from component.kv_transfer.engines import BLOCK_SIZE, STEP_TOKENS, Pair, one_rank_world
@@ -41,6 +43,25 @@ def new_prompt(num_tokens: int) -> list[int]:
 
 def counted(pair: Pair, name: str) -> int:
     return int(pair.prefill.counters[name])
+
+
+@contextmanager
+def writes_say(pair: Pair, state: str) -> Iterator[None]:
+    """While open, NIXL says this of every write of prefill ("PROC": a link that does not get on)."""
+    worker: Any = pair.prefill.workers[0].connector_worker
+    with mock.patch.object(worker.nixl_wrapper, "check_xfer_state", return_value=state):
+        yield
+
+
+def first_chunk_of(pair: Pair, prompt: list[int]) -> Request:
+    """Register on decode and compute one chunk on prefill; returns decode's request."""
+    request_id = next(_ids)
+    request = pair.add_decode(request_id, prompt)
+    pair.decode.step()
+    pair.wait(lambda: pair.prefill.outstanding)
+    pair.add_prefill(request_id, prompt)
+    pair.prefill.step()
+    return request
 
 
 def push_of(pair: Pair, prompt: list[int]) -> Request:
@@ -180,6 +201,59 @@ def test_prefill_abort_in_mid_prompt_fails_decode_at_once(pair: Pair) -> None:
     pair.until(lambda: request_id in pair.decode.failed, deadline_s=5)
     pair.until(lambda: pair.idle, deadline_s=5)
     assert pair.decode.counters["failed"]["finished_aborted"] >= 1
+
+
+def test_decode_hears_of_the_end_while_a_write_is_in_flight(pair: Pair) -> None:
+    """The request fails at once; its blocks are not reused before the write has ended."""
+    with writes_say(pair, "PROC"):
+        request_id = first_chunk_of(pair, new_prompt(3 * STEP_TOKENS)).request_id
+        pair.wait(lambda: pair.prefill.writing)
+        pair.prefill.abort(request_id)
+        pair.until(lambda: request_id in pair.decode.failed, deadline_s=5)
+        assert pair.prefill.kv_usage == 0
+        for _ in range(20):
+            pair.decode.step()
+        assert pair.decode.kv_usage > 0
+    pair.until(lambda: pair.idle, deadline_s=5)
+
+
+def test_decode_abort_waits_for_the_write_in_flight(pair: Pair) -> None:
+    """Decode's blocks may be written until prefill has answered."""
+    with writes_say(pair, "PROC"):
+        request_id = first_chunk_of(pair, new_prompt(3 * STEP_TOKENS)).request_id
+        pair.wait(lambda: pair.prefill.writing)
+        pair.decode.abort(request_id)
+        for _ in range(20):
+            pair.decode.step()
+            pair.prefill.step()
+        assert pair.decode.kv_usage > 0
+    pair.until(lambda: pair.idle, deadline_s=5)
+
+
+def test_nothing_is_written_anew_beside_an_old_write(pair: Pair) -> None:
+    """After a preemption the old write could land last; the new ones wait for its end."""
+    written = counted(pair, "pushed_chunks")
+    with writes_say(pair, "PROC"):
+        request = first_chunk_of(pair, new_prompt(3 * STEP_TOKENS))
+        pair.wait(lambda: pair.prefill.writing)
+        assert pair.prefill.scheduler.reset_prefix_cache(reset_running_requests=True)
+        for _ in range(6):
+            pair.prefill.step()
+        assert pair.prefill.writing == 1
+    receive(pair, request)
+    assert counted(pair, "pushed_chunks") - written == 2
+    assert pair.decode.holds_kv_of(request)
+
+
+def test_failed_write_fails_decode_and_releases_prefill(pair: Pair) -> None:
+    """The later chunks are not written; the finished prompt's blocks come back at once."""
+    with writes_say(pair, "ERR"):
+        request_id = first_chunk_of(pair, new_prompt(3 * STEP_TOKENS)).request_id
+        pair.until(lambda: request_id in pair.decode.failed, deadline_s=5)
+        written = counted(pair, "pushed_chunks")
+        pair.until(lambda: pair.idle, deadline_s=5)
+    assert counted(pair, "pushed_chunks") == written
+    assert pair.prefill.counters["released"]["push_failed"] >= 1
 
 
 def test_decode_abort_in_mid_prompt_stops_the_writes(pair: Pair) -> None:

@@ -102,13 +102,13 @@ class PushPlan:
         self.complete = chunk.last
 
     def finish(self, block_ids: BlockIds) -> None:
-        """The request has ended with these blocks, all of them."""
-        for have, final in zip(self._blocks, block_ids, strict=True):
-            if list(final[: len(have)]) != have:
-                self.restart()  # computed anew, unseen
-                break
-        self._blocks = [list(final) for final in block_ids]
-        self.complete = True
+        """The request has ended with these blocks. What lies behind the last chunk is not of the prompt."""
+        pairs = list(zip(self._blocks, block_ids, strict=True))
+        if any(list(final[: len(have)]) != have for have, final in pairs):
+            self.restart()  # computed anew, unseen
+        if not self.complete:
+            self._blocks = [list(final) for final in block_ids]
+            self.complete = True
 
     def restart(self) -> None:
         """The blocks were taken away (preemption). Nothing is written anew before old writes have ended."""

@@ -376,6 +376,14 @@ def test_failure_of_an_old_write_does_not_matter() -> None:
     assert book.settled(old, 0, "push_failed", now=2) == [anew]
 
 
+def test_blocks_behind_the_prompt_are_left_out() -> None:
+    """The finished request has one block more than the prompt fills: decode registered none for it."""
+    book = ledger()
+    book.computed(RID, TOKEN, chunk(0, 1, 2, 3, last=True), now=0)
+    book.finished(RID, ((1, 2, 3, 4),), TOKEN, now=0)
+    assert book.registered(registered_from(0), now=1) == [write(1, (1, 2, 3), (7, 8, 9), streamed=False)]
+
+
 def test_unseen_change_of_blocks_counts_as_preemption() -> None:
     """The finished request has other blocks than the chunks said: they are all written, none is trusted."""
     book = ledger()

@@ -8,13 +8,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from lockstep.cli.doctor import examine_cluster
 from lockstep.cli.machine import Device
 from lockstep.cli.passthrough import PassThrough, become
 from lockstep.cli.plan import Role, UpOptions
 from lockstep.cli.status import console, fetch, show
 from lockstep.cli.up import UpCommand, run_up
-from lockstep.doctor.report import as_document, is_healthy, tables
 from lockstep.errors import ConfigError, LockstepError
 
 PROXY_URL = "http://127.0.0.1:8000"
@@ -162,6 +160,10 @@ def doctor(
 
     Every finding that is not well names the flag and a value that works. Exit code 1 if one is an error.
     """
+    # gRPC is slow to import, and no other command needs it here.
+    from lockstep.cli.doctor import examine_cluster
+    from lockstep.doctor.report import as_document, is_healthy, tables
+
     try:
         findings = examine_cluster(url or ("" if node else PROXY_URL), node or [], timeout_s)
     except LockstepError as error:

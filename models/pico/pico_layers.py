@@ -40,7 +40,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, positions: Tensor, past: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """Attend causally among the rows of `x`, or, with `past`, each to itself and the past up to its row.
 
-        The second is what a further draft step sees in a KV cache: rows of the first step, and its own.
+        The second is what a further draft step sees in a KV cache: rows of the first step, and its own. The
+        past of several steps has several times the rows; of those after the first each row sees its own.
         """
         q = self._rotate(self.q_norm(self._heads(self.q_proj(x))), positions)
         k, v = self.keys_values(x, positions)
@@ -52,7 +53,8 @@ class Attention(nn.Module):
             rows = x.shape[1]
             k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
             seen = torch.ones(rows, rows, dtype=torch.bool)
-            mask = torch.cat([seen.tril(), torch.eye(rows, dtype=torch.bool)], dim=1)
+            own = torch.eye(rows, dtype=torch.bool).repeat(1, k.shape[2] // rows - 1)
+            mask = torch.cat([seen.tril(), own], dim=1)
             out = functional.scaled_dot_product_attention(
                 q.to(v.dtype), k.to(v.dtype), v, attn_mask=mask, enable_gqa=True
             )

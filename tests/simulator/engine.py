@@ -116,7 +116,8 @@ class Engine:
             (block_ids,) = self.scheduler.kv_cache_manager.get_block_ids(row.request_id)
             if row.block_ids != block_ids:
                 raise DisagreementError(f"{row.request_id}: the worker's blocks are not the scheduler's")
-        self.receiver.step(output.kv_connector_metadata, self._attempts, now)
+        if output.kv_connector_metadata is not None:
+            self.receiver.step(output.kv_connector_metadata, self._attempts, now)
         return Batch(output, rows, self.receiver.take_report())
 
     def _judge(self, output: Any) -> None:

@@ -33,7 +33,7 @@ class Shape:
     Attributes:
         spare_blocks: KV blocks beyond the fewest that hold one request of any served length.
         scheduler: ours, or vLLM's own for the same mode.
-        connector: ours, or vLLM's push connector as under a plain server.
+        connector: ours, vLLM's push connector as under a plain server, or none.
         reports_ids: whether a failed receive is also reported by request id, or by its blocks only, as by an
             executor of several processes.
     """
@@ -44,7 +44,7 @@ class Shape:
     max_model_len: int = 48
     spare_blocks: int = 100
     scheduler: Literal["lockstep", "stock"] = "lockstep"
-    connector: Literal["lockstep", "stock"] = "lockstep"
+    connector: Literal["lockstep", "stock", "none"] = "lockstep"
     reports_ids: bool = True
     policy: Literal["fcfs", "priority"] = "fcfs"
     arrival_padding: bool = True
@@ -81,10 +81,13 @@ class Shape:
         config.additional_config = {
             "lockstep": {"strict": self.strict, "arrival_padding": self.arrival_padding}
         }
-        transfer = kv_transfer_config("decode", kv_buffer_device="cpu", engine_id=f"decode-{rank}")
-        if self.connector == "stock":
-            transfer = {"kv_connector": "NixlPushConnector", "kv_role": "kv_consumer"}
-        config.kv_transfer_config = KVTransferConfig(**transfer)
+        if self.connector == "lockstep":
+            transfer = kv_transfer_config("decode", kv_buffer_device="cpu", engine_id=f"decode-{rank}")
+            config.kv_transfer_config = KVTransferConfig(**transfer)
+        elif self.connector == "stock":
+            config.kv_transfer_config = KVTransferConfig(
+                kv_connector="NixlPushConnector", kv_role="kv_consumer"
+            )
         return config
 
     def make_scheduler(self, rank: int) -> Any:

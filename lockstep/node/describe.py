@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import uuid
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
@@ -24,9 +25,13 @@ _ROLES = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE}
 
 
 def describe(
-    role: Role, config: NodeConfig, vllm_config: VllmConfig, facts: EngineFacts, global_ranks: list[int]
+    role: Role,
+    config: NodeConfig,
+    vllm_config: VllmConfig,
+    facts: Sequence[EngineFacts],
+    global_ranks: Sequence[int],
 ) -> pb.NodeDescription:
-    """Build the answer to Describe; call it after the engines started, since they size the KV cache."""
+    """Build the answer to Describe from the configuration and what each rank made of it."""
     model = vllm_config.model_config
     speculative = vllm_config.speculative_config
     kv_transfer = vllm_config.kv_transfer_config
@@ -56,8 +61,11 @@ def describe(
         connector_version=role.connector_version,
         lockstep_version=metadata.version("lockstep"),
         runner="V2" if vllm_config.use_v2_model_runner else "V1",
-        ranks=[_rank(vllm_config, index, rank) for index, rank in enumerate(global_ranks)],
-        engine=_engine(config, vllm_config, facts),
+        ranks=[
+            _rank(vllm_config, index, rank, facts[index].num_kv_blocks)
+            for index, rank in enumerate(global_ranks)
+        ],
+        engine=_engine(config, vllm_config, facts[0]),
     )
 
 
@@ -85,7 +93,9 @@ def _engine(config: NodeConfig, vllm_config: VllmConfig, facts: EngineFacts) -> 
     )
 
 
-def _rank(vllm_config: VllmConfig, local_rank: int, global_rank: int) -> pb.RankDescription:
+def _rank(
+    vllm_config: VllmConfig, local_rank: int, global_rank: int, num_kv_blocks: int
+) -> pb.RankDescription:
     parallel = vllm_config.parallel_config
     engine_id = vllm_config.kv_transfer_config.engine_id
     if parallel.data_parallel_size > 1:
@@ -100,7 +110,7 @@ def _rank(vllm_config: VllmConfig, local_rank: int, global_rank: int) -> pb.Rank
         tensor_parallel_size=parallel.tensor_parallel_size,
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
         max_num_batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
-        num_kv_blocks=vllm_config.cache_config.num_gpu_blocks,
+        num_kv_blocks=num_kv_blocks,
     )
 
 

@@ -95,11 +95,11 @@ class Engine:
             answers = await self._client.call_utility_all_async(STATUS_UTILITY)
         return [RankStatus(**answer) for answer in answers]
 
-    async def facts(self) -> EngineFacts:
-        """What the first rank made of the configuration. Raises EngineDeadError, TimeoutError."""
+    async def facts(self) -> list[EngineFacts]:
+        """What each rank made of the configuration, by local rank. Raises EngineDeadError, TimeoutError."""
         async with asyncio.timeout(STATUS_TIMEOUT_S):
             answers = await self._client.call_utility_all_async(FACTS_UTILITY)
-        return EngineFacts(**answers[0])
+        return [EngineFacts(**answer) for answer in answers]
 
     async def shutdown(self) -> None:
         """Stop the engine cores and whatever they started; they get vLLM's own shutdown time first."""

@@ -49,6 +49,7 @@ def _lockstep_facts(engine_core: Any) -> dict[str, Any]:
     return {
         "scheduler_cls": f"{scheduler_cls.__module__}.{scheduler_cls.__qualname__}",
         "async_scheduling": bool(engine_core.vllm_config.scheduler_config.async_scheduling),
+        "num_kv_blocks": engine_core.vllm_config.cache_config.num_gpu_blocks,
         **engine_core.model_executor.collective_rpc(_worker_facts)[0],
     }
 

@@ -112,7 +112,8 @@ class Node:
         vllm_config = arguments.create_vllm_config(self.role, self.config, args)
         self.engine = engine = await Engine.start(vllm_config)
         facts = await engine.facts()
-        self.role.check_engine(vllm_config, facts)
+        for of_rank in facts:
+            self.role.check_engine(vllm_config, of_rank)
         self._phase = "warming up"
         await warm_up(engine, self.role.warmup_prompt_tokens, self.config.warmup_timeout_s)
         await self.telemetry.skip(engine)

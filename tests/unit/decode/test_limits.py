@@ -169,7 +169,7 @@ def _dispatched_full(config: Any, num_tokens: int) -> bool:
 
 
 def facts(mode: str, sizes: list[int]) -> EngineFacts:
-    return EngineFacts("x.S", True, mode, sizes, True)
+    return EngineFacts("x.S", True, mode, sizes, num_kv_blocks=100, records_steps=True)
 
 
 def test_a_mode_that_the_backend_took_away_is_refused() -> None:

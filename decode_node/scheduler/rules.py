@@ -16,7 +16,13 @@ from vllm.v1.request import RequestStatus
 from decode_node.limits import served_context_limit
 from decode_node.scheduler.bounces import Bounces, bounced_output
 from decode_node.scheduler.counters import SchedulerCounters
-from decode_node.scheduler.rows import count_placeholders, fill_drafts, unpad_arrivals, violation_of
+from decode_node.scheduler.rows import (
+    Violation,
+    count_placeholders,
+    fill_drafts,
+    unpad_arrivals,
+    violation_of,
+)
 from decode_node.scheduler.settings import SchedulerSettings, check_engine
 from lockstep.bounce import Bounce
 
@@ -92,8 +98,7 @@ class LockstepRules(Scheduler):
 
         0 leaves the request out of this step (scheduler.py:755 and :1217).
         """
-        in_flight = request.num_output_placeholders
-        num_known_tokens = request.num_tokens + in_flight - num_computed_tokens
+        num_known_tokens = request.num_tokens + request.num_output_placeholders - num_computed_tokens
         if num_known_tokens <= 0 or request in self._bounces:
             return 0
         if num_known_tokens > 1:
@@ -167,25 +172,27 @@ class LockstepRules(Scheduler):
         self._counters.bounced[reason] += 1
 
     def _check(self, scheduler_output: Any) -> None:
-        """Count the causes of rows that are not 1 + K wide, once a step each; strict: RuntimeError."""
+        """Look for rows that are not 1 + K wide; each cause counts once a step."""
         arrivals = {new_request.req_id for new_request in scheduler_output.scheduled_new_reqs}
-        causes = {
-            cause: request_id
-            for request_id, num_scheduled_tokens in scheduler_output.num_scheduled_tokens.items()
-            if (
-                cause := violation_of(
-                    self.requests[request_id],
-                    num_scheduled_tokens,
-                    width=self._width,
-                    max_model_len=self.max_model_len,
-                    arrived=request_id in arrivals,
-                )
+        found: dict[Violation, str] = {}
+        for request_id, num_scheduled_tokens in scheduler_output.num_scheduled_tokens.items():
+            violation = violation_of(
+                self.requests[request_id],
+                num_scheduled_tokens,
+                width=self._width,
+                max_model_len=self.max_model_len,
+                arrived=request_id in arrivals,
             )
-        }
-        for cause, request_id in causes.items():
-            message = f"Request {request_id} has a row that is not {self._width} tokens wide: {cause}"
-            if cause not in self._counters.violations:
-                logger.warning(message)
-            self._counters.violations[cause] += 1
-            if self._settings.strict:
-                raise RuntimeError(message)
+            if violation is not None:
+                found.setdefault(violation, request_id)
+        for violation, request_id in found.items():
+            self._report(violation, request_id)
+
+    def _report(self, violation: Violation, request_id: str) -> None:
+        """Count it and log its first case; strict: raise RuntimeError, which ends the engine."""
+        message = f"Request {request_id} has a row that is not {self._width} tokens wide: {violation}"
+        if violation not in self._counters.violations:
+            logger.warning(message)
+        self._counters.violations[violation] += 1
+        if self._settings.strict:
+            raise RuntimeError(message)

@@ -123,12 +123,12 @@ async def test_stream_that_fails_before_its_first_token_has_a_status(
     """The same status and body as without streaming, though vLLM began to answer with a 200."""
     answers = []
     for stream in (False, True):
-        stack.decode[0].set.fail_first = 1
+        stack.decode[0].set.fail_first = 8  # all attempts
         stack.decode[0].set.fail_with = NoDecodeNodeError("No decode node is ready.")
         answers.append(await stack.http.post(path, json={**body, "model": "pico", "stream": stream}))
     plain, streamed = (answer.json()["error"] for answer in answers)
     assert [answer.status_code for answer in answers] == [503, 503]
-    assert streamed["message"].startswith("No decode node is ready.")
+    assert streamed["message"].startswith("Gave up after 8 attempts: No decode node is ready.")
     assert {**plain, "message": ""} == {**streamed, "message": ""}
 
 
@@ -148,7 +148,9 @@ async def test_stream_that_fails_later_ends_with_the_error(
     kind, data = [line for line in lines if line][-2:]
     event = json.loads(data.removeprefix("data: "))
     assert (kind, event["type"]) == ("event: error", "error")
-    assert event.get("error", event)["message"].startswith("A node that held the request went away.")
+    assert event.get("error", event)["message"].startswith(
+        "No decode node is ready. Before that: A node that held the request went away."
+    )
     if path == "/v1/responses":
         numbers = [
             json.loads(line.removeprefix("data: "))["sequence_number"]

@@ -13,6 +13,7 @@ import argparse
 import itertools
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -164,6 +165,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--skip-link", action="store_true", help="leave the slow link out")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the link is taken down
     begin = time.monotonic()
     ok = throughput(options.rounds)
     if not options.skip_link:

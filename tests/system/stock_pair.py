@@ -1,6 +1,5 @@
 """A stock NIXL push pair: two plain vLLM servers, our scheduler in the decode one, and a router for them."""
 
-import asyncio
 import contextlib
 import json
 import os
@@ -20,55 +19,41 @@ from system.harness import PICO, START_TIMEOUT_S, completion_body, free_port, wa
 SCHEDULER = "decode_node.scheduler.LockstepScheduler"
 NUM_SPECULATIVE_TOKENS = 2
 MAX_NUM_SEQS = 8
-PREFILL_ENGINE_ID = "stock-prefill"
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Both servers, and where decode finds the prefill server's side channel."""
+    """Both servers."""
 
     prefill_url: str
     decode_url: str
-    side_channel_port: int
-
-    def legs(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """`kv_transfer_params` of both legs, as vLLM's docs/design/nixl_kv_push_connector.md has them.
-
-        They go out at once: decode names prefill's place, not its answer.
-        """
-        prefill = {"do_remote_decode": True, "do_remote_prefill": False}
-        decode = {
-            "do_remote_decode": False,
-            "do_remote_prefill": True,
-            "remote_engine_id": PREFILL_ENGINE_ID,
-            "remote_host": "127.0.0.1",
-            "remote_port": self.side_channel_port,
-            "tp_size": 1,
-        }
-        return prefill, decode
 
 
 class Router:
-    """Sends both legs under one request id, which is how vLLM matches them, and returns decode's choice."""
+    """Sends the two legs of a request under one id, which is how vLLM matches them."""
 
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
 
     async def complete(self, prompt: list[int], max_tokens: int) -> dict[str, Any]:
-        """One attempt."""
+        """One attempt; returns decode's choice.
+
+        Decode's parameters are those that prefill answers with. They name prefill's own request, so that
+        decode's heartbeats keep its blocks while the request waits for a place (nixl/base_scheduler.py:199).
+        """
         # vLLM strips an ending of '-' and 8 hex digits before it matches: this has none.
-        request_id = f"pair-{uuid.uuid4().hex}"
-        prefill_params, decode_params = self._pair.legs()
-        decode_params["remote_request_id"] = f"cmpl-{request_id}-0"
-        async with httpx.AsyncClient(timeout=120, headers={"X-Request-Id": request_id}) as client:
+        headers = {"X-Request-Id": f"pair-{uuid.uuid4().hex}"}
+        prefill_params = {"do_remote_decode": True, "do_remote_prefill": False}
+        async with httpx.AsyncClient(timeout=120, headers=headers) as client:
             prefill = completion_body(prompt, max_tokens=1, kv_transfer_params=prefill_params)
+            answer = await _post(client, self._pair.prefill_url, prefill)
+            decode_params = answer["kv_transfer_params"]
             decode = completion_body(
                 prompt, max_tokens=max_tokens, ignore_eos=True, kv_transfer_params=decode_params
             )
-            _, answer = await asyncio.gather(
-                _post(client, self._pair.prefill_url, prefill), _post(client, self._pair.decode_url, decode)
-            )
-        return answer
+            answer = await _post(client, self._pair.decode_url, decode)
+        choice: dict[str, Any] = answer["choices"][0]
+        return choice
 
     async def complete_to_the_end(self, prompt: list[int], max_tokens: int) -> list[dict[str, Any]]:
         """The attempts it took: what was generated so far becomes a part of the prompt of the next."""
@@ -85,15 +70,14 @@ class Router:
 async def _post(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> dict[str, Any]:
     answer = await client.post(f"{url}/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
-    choice: dict[str, Any] = answer.json()["choices"][0]
-    return choice
+    result: dict[str, Any] = answer.json()
+    return result
 
 
 @contextmanager
 def run_pair(directory: Path, max_model_len: int, decode_blocks: int) -> Iterator[Pair]:
     """Start both servers at once; stop them at the end."""
-    prefill_channel, decode_channel = free_port(), free_port()
-    prefill = ("--kv-transfer-config", _kv_transfer_config("kv_producer", PREFILL_ENGINE_ID))
+    prefill = ("--kv-transfer-config", _kv_transfer_config("kv_producer", "stock-prefill"))
     compilation = {
         "mode": 0,
         "cudagraph_mode": "FULL_DECODE_ONLY",
@@ -109,15 +93,12 @@ def run_pair(directory: Path, max_model_len: int, decode_blocks: int) -> Iterato
     ours = {"LOCKSTEP_CPU_PLATFORM": "1"}
     with contextlib.ExitStack() as stack:
         urls = [
-            stack.enter_context(_server(directory / f"{name}.log", channel, (*limit, *flags), env))
-            for name, channel, flags, env in (
-                ("prefill", prefill_channel, prefill, {}),
-                ("decode", decode_channel, decode, ours),
-            )
+            stack.enter_context(_server(directory / f"{name}.log", (*limit, *flags), env))
+            for name, flags, env in (("prefill", prefill, {}), ("decode", decode, ours))
         ]
         for url, name in zip(urls, ("prefill", "decode"), strict=True):
             wait_until(lambda url=url: _up(url), f"the {name} server is up", START_TIMEOUT_S, 1.0)
-        yield Pair(urls[0], urls[1], prefill_channel)
+        yield Pair(*urls)
 
 
 def _kv_transfer_config(role: str, engine_id: str) -> str:
@@ -132,9 +113,7 @@ def _kv_transfer_config(role: str, engine_id: str) -> str:
 
 
 @contextmanager
-def _server(
-    log_path: Path, side_channel_port: int, flags: tuple[str, ...], env: Mapping[str, str]
-) -> Iterator[str]:
+def _server(log_path: Path, flags: tuple[str, ...], env: Mapping[str, str]) -> Iterator[str]:
     port = free_port()
     speculative = json.dumps({"method": "mtp", "num_speculative_tokens": NUM_SPECULATIVE_TOKENS})
     command = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", str(PICO)]
@@ -145,7 +124,7 @@ def _server(
             command,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(side_channel_port) | env,
+            env=_environment(free_port()) | env,
             start_new_session=True,
             cwd=log_path.parent,
         )

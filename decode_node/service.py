@@ -9,6 +9,7 @@ from decode_node.config import ASYNC_SCHEDULER, SYNC_SCHEDULER, DecodeConfig
 from decode_node.graphs import capture_sizes
 from decode_node.limits import check_engine, check_lockstep, served_context_limit, set_default_batch
 from kv_transfer import params
+from kv_transfer.carried.vllm_schedulers import SCHEDULER as STOCK_SCHEDULER
 from kv_transfer.config import CONNECTOR_VERSION
 from kv_transfer.engine_flags import set_connector
 from lockstep.errors import ConfigError, WrongLegError
@@ -51,8 +52,9 @@ def _num_speculative_tokens(args: AsyncEngineArgs) -> int:
 
 
 def _set_scheduler(args: AsyncEngineArgs, config: DecodeConfig) -> None:
-    """By name: the class is imported in the engine core. Stock leaves vLLM to choose its own."""
+    """By name: the class is imported in the engine core. Stock is vLLM's own in all but carried tokens."""
     if config.scheduler == "stock":
+        flags.set_owned(args, "scheduler_cls", STOCK_SCHEDULER)
         return
     scheduler = SYNC_SCHEDULER if args.async_scheduling is False else ASYNC_SCHEDULER
     flags.set_owned(args, "scheduler_cls", scheduler)

@@ -6,13 +6,13 @@ from vllm.platforms import current_platform
 from vllm.v1.engine import EngineCoreRequest
 
 from kv_transfer import params
+from kv_transfer.carried.vllm_schedulers import SCHEDULER
 from kv_transfer.config import CONNECTOR_VERSION
 from kv_transfer.engine_flags import set_connector
 from lockstep.errors import WrongLegError
 from lockstep.node import flags, support
 from lockstep.node.config import NodeConfig
 from lockstep.node.role import Role, kv_transfer_params
-from prefill_node.scheduler import SCHEDULER
 
 
 def apply_flags(args: AsyncEngineArgs, config: NodeConfig) -> None:

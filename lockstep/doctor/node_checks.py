@@ -7,7 +7,8 @@ from lockstep.doctor.findings import Finding, Verdict, error, ok, warning
 from lockstep.graphs import uncovered_batch
 from lockstep.rpc.channel import PROTOCOL_VERSION
 
-_SCHEDULERS = {PREFILL: "prefill_node.scheduler.", DECODE: "decode_node.scheduler."}
+_VLLMS_OWN = "kv_transfer.carried.vllm_schedulers."
+_SCHEDULERS = {PREFILL: _VLLMS_OWN, DECODE: "decode_node.scheduler."}
 
 NodeCheck = Callable[[Described], Verdict]
 
@@ -64,7 +65,7 @@ def _scheduler(node: Described) -> Verdict:
     name = node.description.engine.scheduler_cls
     if name.startswith(_SCHEDULERS[node.role]):
         return ok(name)
-    if node.role == DECODE and name.startswith("vllm."):
+    if node.role == DECODE and name.startswith(_VLLMS_OWN):
         return warning(f"{name}, for comparison only: steps are not kept uniform", "no --scheduler stock")
     return error(f"{name} is not Lockstep's", "no scheduler of your own")
 

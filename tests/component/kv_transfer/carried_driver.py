@@ -9,7 +9,6 @@ from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -17,21 +16,13 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from kv_transfer.carried.scheduler import CarriedOutputScheduler
+from kv_transfer.carried.vllm_schedulers import CarriedSyncScheduler
 
 PICO = Path(__file__).parents[3] / "models" / "pico"
 BLOCK_SIZE = 16
 NUM_BLOCKS = 20
 BUDGET = 32
 MAX_MODEL_LEN = 256
-
-
-class CarriedAsyncScheduler(CarriedOutputScheduler, AsyncScheduler):
-    pass
-
-
-class CarriedScheduler(CarriedOutputScheduler, Scheduler):
-    pass
 
 
 def vllm_config() -> VllmConfig:
@@ -62,7 +53,7 @@ def request(request_id: str, prompt: list[int], transfer: dict[str, Any] | None,
 class Driver:
     """One scheduler; `step` is one engine step without a model, a sampled token for each row that is done."""
 
-    def __init__(self, config: VllmConfig, scheduler_class: type[Scheduler] = CarriedScheduler) -> None:
+    def __init__(self, config: VllmConfig, scheduler_class: type[Scheduler] = CarriedSyncScheduler) -> None:
         spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=2, head_size=64, dtype=torch.float32)
         self.manager = StructuredOutputManager(config)
         self.scheduler = scheduler_class(

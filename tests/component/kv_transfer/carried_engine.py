@@ -36,7 +36,7 @@ def make_engine(model: str, asynchronous: bool) -> Any:
         max_num_batched_tokens=64,
         block_size=32,
         async_scheduling=asynchronous,
-        scheduler_cls="prefill_node.scheduler.make_scheduler",
+        scheduler_cls="kv_transfer.carried.vllm_schedulers.make_scheduler",
         speculative_config={"method": "mtp", "num_speculative_tokens": SPECULATIVE_TOKENS},
         compilation_config={
             "mode": 0,

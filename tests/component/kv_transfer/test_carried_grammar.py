@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from component.kv_transfer.carried_driver import CarriedScheduler, Driver, request, vllm_config
+from component.kv_transfer.carried_driver import Driver, request, vllm_config
 from vllm.config import VllmConfig
 from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
 from vllm.sampling_params import StructuredOutputsParams
@@ -14,6 +14,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from kv_transfer.carried import grammar
+from kv_transfer.carried.vllm_schedulers import CarriedSyncScheduler
 from kv_transfer.params import prefill_leg_params
 
 REGEX = r"[a-z]{2,6}-[0-9]{3,8}"
@@ -42,7 +43,7 @@ def config() -> VllmConfig:
 
 @pytest.fixture
 def driver(config: VllmConfig) -> Iterator[Driver]:
-    made = Driver(config, CarriedScheduler)
+    made = Driver(config, CarriedSyncScheduler)
     yield made
     made.close()
 

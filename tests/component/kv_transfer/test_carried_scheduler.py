@@ -8,8 +8,6 @@ from component.kv_transfer.carried_driver import (
     BLOCK_SIZE,
     BUDGET,
     MAX_MODEL_LEN,
-    CarriedAsyncScheduler,
-    CarriedScheduler,
     Driver,
     request,
     vllm_config,
@@ -20,9 +18,14 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
+from kv_transfer.carried.vllm_schedulers import (
+    SCHEDULER,
+    CarriedAsyncScheduler,
+    CarriedSyncScheduler,
+    make_scheduler,
+)
 from kv_transfer.config import kv_transfer_config
 from kv_transfer.params import PrefillPeer, decode_leg_params, prefill_leg_params
-from prefill_node.scheduler import SCHEDULER, PrefillScheduler, SyncPrefillScheduler, make_scheduler
 
 RID = "ls-1-0-a2"
 TOKEN = "a" * 32
@@ -43,7 +46,7 @@ def make(config: VllmConfig) -> Iterator[MakeDriver]:
     """Makes a driver, of a role with our connector or of none, and closes it afterwards."""
     made: list[Driver] = []
 
-    def driver(role: Any = None, scheduler_class: type[Scheduler] = CarriedScheduler) -> Driver:
+    def driver(role: Any = None, scheduler_class: type[Scheduler] = CarriedSyncScheduler) -> Driver:
         config.kv_transfer_config = None
         if role is not None:
             transfer = kv_transfer_config(role, kv_buffer_device="cpu", engine_id=f"{role}-engine")
@@ -72,7 +75,7 @@ def test_carried_tokens_are_output_tokens(make: MakeDriver) -> None:
     assert len(carried.block_hashes) == 50 // BLOCK_SIZE
 
 
-@pytest.mark.parametrize("scheduler_class", [CarriedScheduler, CarriedAsyncScheduler])
+@pytest.mark.parametrize("scheduler_class", [CarriedSyncScheduler, CarriedAsyncScheduler])
 def test_prompt_and_carried_tokens_are_computed_before_the_next_token(
     make: MakeDriver, scheduler_class: type[Scheduler]
 ) -> None:
@@ -184,7 +187,7 @@ def test_decode_asks_only_for_what_it_has_not_cached(make: MakeDriver) -> None:
 
 def test_prefill_pushes_the_blocks_of_prompt_and_carried_tokens(make: MakeDriver) -> None:
     """And gives out one token, which ends the leg by its length."""
-    driver = make("prefill", PrefillScheduler)
+    driver = make("prefill", CarriedAsyncScheduler)
     driver.scheduler.add_request(carried_request(max_tokens=len(CARRIED) + 1))
     driver.step()
     _, outputs = driver.step(token=5)
@@ -195,7 +198,7 @@ def test_prefill_pushes_the_blocks_of_prompt_and_carried_tokens(make: MakeDriver
 
 
 @pytest.mark.parametrize(
-    ("asynchronous", "expected"), [(True, PrefillScheduler), (False, SyncPrefillScheduler)]
+    ("asynchronous", "expected"), [(True, CarriedAsyncScheduler), (False, CarriedSyncScheduler)]
 )
 def test_prefill_scheduler_fits_async_scheduling(
     monkeypatch: pytest.MonkeyPatch, config: VllmConfig, asynchronous: bool, expected: type[Scheduler]

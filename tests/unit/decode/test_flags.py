@@ -106,10 +106,10 @@ def test_settings_are_not_taken_from_the_user() -> None:
         decode_args({"additional_config": {"lockstep": {"strict": True}}})
 
 
-def test_stock_leaves_the_scheduler_to_vllm() -> None:
-    """And sends it nothing of ours."""
+def test_stock_schedules_as_vllm_does() -> None:
+    """It gets nothing of ours but the tokens of earlier attempts, which the runner gets anyway."""
     config = resolved({}, scheduler="stock", i_know=True)
-    assert config.scheduler_config.scheduler_cls is None
+    assert config.scheduler_config.scheduler_cls == "kv_transfer.carried.vllm_schedulers.make_scheduler"
     assert config.additional_config == {}
 
 

@@ -74,7 +74,7 @@ def prefill(
 ) -> Described:
     """As `decode`; what only decode is held to is left as vLLM has it on prefill."""
     own = {
-        "scheduler_cls": "prefill_node.scheduler.PrefillScheduler",
+        "scheduler_cls": "kv_transfer.carried.vllm_schedulers.CarriedAsyncScheduler",
         "cudagraph_mode": "NONE",
         "full_graph_tokens": [],
         "data_parallel_size": 1,

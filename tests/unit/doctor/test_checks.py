@@ -40,7 +40,7 @@ OF_DECODE: list[tuple[dict[str, Any], str, Level, str]] = [
     ({"ready": False}, "ready", Level.WARNING, "/readyz"),
     ({"runner": "V2"}, "runner", Level.ERROR, "VLLM_USE_V2_MODEL_RUNNER=0"),
     (
-        {"engine": {"scheduler_cls": "vllm.v1.core.sched.async_scheduler.AsyncScheduler"}},
+        {"engine": {"scheduler_cls": "kv_transfer.carried.vllm_schedulers.CarriedAsyncScheduler"}},
         *("scheduler", Level.WARNING, "no --scheduler stock"),
     ),
     ({"engine": {"scheduler_cls": "mine.S"}}, "scheduler", Level.ERROR, "no scheduler of your own"),

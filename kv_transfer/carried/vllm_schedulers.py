@@ -1,4 +1,4 @@
-"""The scheduler of a prefill engine: vLLM's own, taking the tokens of earlier attempts."""
+"""vLLM's own schedulers, taking carried tokens: for prefill, and for `--scheduler stock` on decode."""
 
 from typing import Any
 
@@ -7,19 +7,20 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from kv_transfer.carried.scheduler import CarriedOutputScheduler
 
-SCHEDULER = "prefill_node.scheduler.make_scheduler"
+SCHEDULER = "kv_transfer.carried.vllm_schedulers.make_scheduler"
 """For `--scheduler-cls`, which vLLM only calls (v1/engine/core.py:172)."""
 
 
-class PrefillScheduler(CarriedOutputScheduler, AsyncScheduler):
+class CarriedAsyncScheduler(CarriedOutputScheduler, AsyncScheduler):
     """With asynchronous scheduling, which is vLLM's default."""
 
 
-class SyncPrefillScheduler(CarriedOutputScheduler, Scheduler):
+class CarriedSyncScheduler(CarriedOutputScheduler, Scheduler):
     """Without."""
 
 
 def make_scheduler(vllm_config: Any, **kwargs: Any) -> Scheduler:
     """The one that fits what vLLM resolved: it turns asynchronous scheduling off by itself in some cases."""
-    chosen = PrefillScheduler if vllm_config.scheduler_config.async_scheduling else SyncPrefillScheduler
+    asynchronous = vllm_config.scheduler_config.async_scheduling
+    chosen = CarriedAsyncScheduler if asynchronous else CarriedSyncScheduler
     return chosen(vllm_config=vllm_config, **kwargs)

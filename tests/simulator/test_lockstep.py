@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from simulator.group import Group
 from simulator.workload import Simulation, simulations
 
-MIN_STEPS = 11_000
+MIN_STEPS = 10_000
 """Of each of the two tests."""
 
 
@@ -15,7 +15,7 @@ def test_every_step_of_both_ranks_is_uniform(asynchronous: bool, capsys: pytest.
     num_steps = num_simulations = 0
 
     @settings(
-        max_examples=280,
+        max_examples=200,
         derandomize=True,
         deadline=None,
         database=None,

@@ -2,18 +2,14 @@
 
 import argparse
 import importlib
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from component.models.offline import continued_by_vllm
 
 PICO = Path(__file__).resolve().parents[3] / "models" / "pico"
-SCRIPT = Path(__file__).with_name("greedy_vllm.py")
 DEADLINE_S = 280
 COUNT = 48
 PROMPTS = [
@@ -24,36 +20,6 @@ PROMPTS = [
 ]
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(DEADLINE_S + 120)]
-
-
-def continued_by_vllm(directory: Path, prompts: list[list[int]], speculative_tokens: int) -> dict[str, Any]:
-    """Token ids and speculation counters of a vLLM of its own, in float32 and without graphs."""
-    environ = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_USE_V2_MODEL_RUNNER": "0",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    finished = subprocess.run(
-        [
-            sys.executable,
-            str(SCRIPT),
-            str(directory),
-            str(speculative_tokens),
-            str(COUNT),
-            json.dumps(prompts),
-        ],
-        env=environ,
-        capture_output=True,
-        check=False,
-        timeout=DEADLINE_S,
-    )
-    assert finished.returncode == 0, finished.stderr.decode()[-4000:]
-    answer: dict[str, Any] = json.loads(finished.stdout.decode().splitlines()[-1])
-    return answer
 
 
 @torch.no_grad()
@@ -86,7 +52,8 @@ def test_vllm_continues_a_fresh_checkpoint_token_exact(
 
     model = checkpoint.load(tmp_path)  # as stored: rounded to bf16
     prompts = [tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in PROMPTS]
-    answer = continued_by_vllm(tmp_path, prompts, speculative_tokens=2)
+    speculation = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}
+    (answer,) = continued_by_vllm(tmp_path, [speculation], COUNT, prompts, DEADLINE_S)
     assert answer["token_ids"] == [continued(model, prompt) for prompt in prompts]
     assert not torch.equal(model.lm_head.weight, checkpoint.load(PICO).lm_head.weight)
     drafts, accepted = (

@@ -10,11 +10,21 @@ import httpx
 import pytest
 from system.differential import groups
 from system.differential.answer import Answer, answer_all
-from system.harness import Stack, complete_all, completion_body, run_reference, run_stack
+from system.harness import Stack, complete_all, completion_body, run_stack
 from system.prompts import LENGTHS, prompts
+from system.scenarios import bodies as scenario_bodies
+from system.servers import run_reference
 
 CONCURRENCY_LENGTHS = LENGTHS + LENGTHS[:16]
 """48 prompts of 2 to 400 tokens."""
+TEST_TIMEOUT_S = 300
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The time limit of a test here is for itself; the starts that one happens to wait for have their own."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S, func_only=True))
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +38,7 @@ class ReferenceRun:
 
     completions: list[dict[str, Any]]
     differential: dict[str, Answer]
+    scenarios: dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +50,10 @@ def reference_run(tmp_path_factory: pytest.TempPathFactory, bodies: list[dict[st
     directory: Path = tmp_path_factory.mktemp("reference")
     with run_reference(directory, "--max-model-len", "4091", *groups.FRONT_END_FLAGS) as url:
         completions = asyncio.run(complete_all(url, bodies, concurrency=8))
-        return ReferenceRun(completions, asyncio.run(answer_all(url, groups.ALL, groups.CONCURRENCY)))
+        differential = asyncio.run(answer_all(url, groups.ALL, groups.CONCURRENCY))
+        asked = scenario_bodies.REFERENCE
+        scenarios = asyncio.run(complete_all(url, list(asked.values()), concurrency=8))
+        return ReferenceRun(completions, differential, dict(zip(asked, scenarios, strict=True)))
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,13 @@
-"""Starts the real stack and the plain vLLM server it is compared with, and reads both."""
+"""Starts the real stack, asks it, and reads its metrics."""
 
 import asyncio
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,95 +143,12 @@ def run_stack(directory: Path, *flags: str) -> Iterator[Stack]:
     assert not alive, f"left behind: {alive}"
 
 
-@contextmanager
-def run_proxy(stack: Stack, directory: Path, *flags: str) -> Iterator[str]:
-    """One more proxy over the stack's nodes, with front-end flags of its own; yields its URL."""
-    port = free_port()
-    command = [sys.executable, "-P", "-m", "proxy", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--prefill", stack.prefill.grpc_address, "--decode", stack.decode.grpc_address]
-    command += ["--served-model-name", "pico", *flags]
-    with (directory / "proxy.log").open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=_reference_environment(os.environ),
-            cwd=directory,
-        )
-        try:
-            wait_until(
-                lambda: _healthy(process, f"http://127.0.0.1:{port}/readyz", directory / "proxy.log"),
-                "the proxy is up",
-                START_TIMEOUT_S,
-                interval_s=0.5,
-            )
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.send_signal(signal.SIGTERM)
-            code = process.wait(timeout=60)
-    assert code == 0, (directory / "proxy.log").read_text()[-2000:]
-
-
 def _wait_for_state(process: subprocess.Popen[bytes], directory: Path) -> None:
     def up() -> bool:
         assert process.poll() is None, (directory / "up.log").read_text()[-2000:]
         return (directory / "state.json").exists()
 
     wait_until(up, "the stack is up", START_TIMEOUT_S)
-
-
-@contextmanager
-def run_reference(directory: Path, *flags: str) -> Iterator[str]:
-    """A plain vLLM server of the same model, dtype and K; yields its URL."""
-    port = free_port()
-    speculative = json.dumps({"method": "mtp", "num_speculative_tokens": 2})
-    command = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", str(PICO)]
-    command += ["--served-model-name", "pico", "--dtype", "float32", "--port", str(port)]
-    command += ["--host", "127.0.0.1", "--speculative-config", speculative, "--enforce-eager", *flags]
-    with (directory / "reference.log").open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=_reference_environment(os.environ),
-            start_new_session=True,
-            cwd=directory,
-        )
-        try:
-            wait_until(
-                lambda: _healthy(process, f"http://127.0.0.1:{port}/health", directory / "reference.log"),
-                "the plain vLLM server is up",
-                START_TIMEOUT_S,
-                interval_s=1.0,
-            )
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-def _healthy(process: subprocess.Popen[bytes], url: str, log: Path) -> bool:
-    assert process.poll() is None, log.read_text()[-2000:]
-    try:
-        return httpx.get(url, timeout=5).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def _reference_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Plain vLLM: without our platform, on one thread as each of our ranks is."""
-    kept = {name: value for name, value in environ.items() if not name.startswith("LOCKSTEP_")}
-    return kept | {
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_USE_V2_MODEL_RUNNER": "0",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
 
 
 def completion_body(prompt: list[int], **extra: Any) -> dict[str, Any]:

@@ -11,14 +11,16 @@ import pytest
 from system.differential.answer import Answer, answer_all
 from system.differential.difference import differences
 from system.differential.groups import ALL, CONCURRENCY, FRONT_END_FLAGS, GROUPS
-from system.harness import Stack, complete_all, completion_body, run_proxy
+from system.harness import Stack, complete_all, completion_body
 from system.prompts import prompts
+from system.servers import run_proxy
 
 
 @pytest.fixture(scope="module")
 def url(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A second proxy over the stack's nodes, with the front-end flags that plain vLLM ran with."""
-    with run_proxy(stack, tmp_path_factory.mktemp("proxy"), *FRONT_END_FLAGS) as started:
+    directory = tmp_path_factory.mktemp("proxy")
+    with run_proxy([stack.prefill], [stack.decode], directory, *FRONT_END_FLAGS) as started:
         yield started
 
 

@@ -33,8 +33,8 @@ class Method:
 
 METHODS = [
     Method("mtp", None, (0.8, 0.6, 0.5)),
-    Method("eagle", "pico_eagle", (0.5, 0.3, 0.2)),
-    Method("eagle3", "pico_eagle3", (0.45, 0.25, 0.15)),
+    Method("eagle", "pico_eagle", (0.3, 0.12, 0.04)),
+    Method("eagle3", "pico_eagle3", (0.25, 0.08, 0.02)),
 ]
 
 

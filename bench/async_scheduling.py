@@ -164,11 +164,12 @@ def show(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.async_scheduling", description=__doc__)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--quick", action="store_true", help="one run of each instead of five")
+    parser.add_argument("--quick", action="store_true", help="one run of each")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each that the medians are of")
     parser.add_argument("--k", type=int, nargs="*", default=list(SPECULATIVE_TOKENS), help="values of K")
     parser.add_argument("--no-stack", dest="stack", action="store_false", help="without the whole stacks")
     args = parser.parse_args()
-    runs = 1 if args.quick else 5
+    runs = 1 if args.quick else args.runs
     rows = [row for k in args.k for row in measure_engines(k, runs)]
     if args.stack:
         rows.append(measure_stacks(runs))

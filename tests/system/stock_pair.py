@@ -19,6 +19,8 @@ from system.harness import PICO, START_TIMEOUT_S, completion_body, free_port, wa
 SCHEDULER = "decode_node.scheduler.LockstepScheduler"
 NUM_SPECULATIVE_TOKENS = 2
 MAX_NUM_SEQS = 8
+LEASE_S = 240
+"""Long, because the progress threads of stock NIXL spin: beside other work on two cores, steps take seconds."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Router:
         # vLLM strips an ending of '-' and 8 hex digits before it matches: this has none.
         headers = {"X-Request-Id": f"pair-{uuid.uuid4().hex}"}
         prefill_params = {"do_remote_decode": True, "do_remote_prefill": False}
-        async with httpx.AsyncClient(timeout=120, headers=headers) as client:
+        async with httpx.AsyncClient(timeout=LEASE_S, headers=headers) as client:
             prefill = completion_body(prompt, max_tokens=1, kv_transfer_params=prefill_params)
             answer = await _post(client, self._pair.prefill_url, prefill)
             decode_params = answer["kv_transfer_params"]
@@ -108,6 +110,7 @@ def _kv_transfer_config(role: str, engine_id: str) -> str:
             "kv_role": role,
             "engine_id": engine_id,
             "kv_buffer_device": "cpu",
+            "kv_connector_extra_config": {"kv_lease_duration": LEASE_S},
         }
     )
 

@@ -11,7 +11,7 @@ from system.harness import complete_all, completion_body
 from system.prompts import prompts
 from system.stock_pair import Pair, Router, run_pair
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 MAX_MODEL_LEN = 640
 DECODE_BLOCKS = 12

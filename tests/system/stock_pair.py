@@ -20,7 +20,7 @@ SCHEDULER = "decode_node.scheduler.LockstepScheduler"
 NUM_SPECULATIVE_TOKENS = 2
 MAX_NUM_SEQS = 8
 LEASE_S = 240
-"""Long, because the progress threads of stock NIXL spin: beside other work on two cores, steps take seconds."""
+"""Long: the progress threads of stock NIXL spin, and beside other work on two cores a step takes seconds."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ Lockstep stacks do (K = 2). Figures are medians of the alternating runs.
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -114,13 +115,14 @@ def engine(k: int, mode: str) -> Iterator[Run]:
             process.wait(timeout=60)
 
 
-def measure_engines(k: int, runs: int) -> list[dict[str, Any]]:
+def measure_engines(k: int, runs: int) -> Iterator[dict[str, Any]]:
     with contextlib.ExitStack() as stack:
         systems = {mode: stack.enter_context(engine(k, mode)) for mode in MODES}
-        return [compare("one engine", k, count, systems, runs) for count in PROMPT_COUNTS]
+        for count in PROMPT_COUNTS:
+            yield compare("one engine", k, count, systems, runs)
 
 
-def measure_stacks(runs: int) -> dict[str, Any]:
+def measure_stacks(runs: int) -> Iterator[dict[str, Any]]:
     """Two whole stacks up at once; prefill and decode of one have the same kind of scheduling."""
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-bench-")))
@@ -131,7 +133,7 @@ def measure_stacks(runs: int) -> dict[str, Any]:
             flag = "--async-scheduling" if mode == "async" else "--no-async-scheduling"
             flags = (f"--prefill-arg={flag}", f"--decode-arg={flag}")
             systems[mode] = _of_url(stack.enter_context(run_stack(state, *flags)).url)
-        return compare("1 P + 2 D ranks", 2, STACK_PROMPTS, systems, runs)
+        yield compare("1 P + 2 D ranks", 2, STACK_PROMPTS, systems, runs)
 
 
 def _of_url(url: str) -> Run:
@@ -170,11 +172,12 @@ def main() -> None:
     parser.add_argument("--no-stack", dest="stack", action="store_false", help="without the whole stacks")
     args = parser.parse_args()
     runs = 1 if args.quick else args.runs
-    rows = [row for k in args.k for row in measure_engines(k, runs)]
-    if args.stack:
-        rows.append(measure_stacks(runs))
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=2) + "\n")
+    stacks = [measure_stacks(runs)] if args.stack else []
+    rows = []
+    for row in itertools.chain(*(measure_engines(k, runs) for k in args.k), *stacks):
+        rows.append(row)
+        if args.json:  # after each: a run takes minutes
+            args.json.write_text(json.dumps(rows, indent=2) + "\n")
     show(rows)
 
 

@@ -186,10 +186,12 @@ class DecodeLedger:
         receive.writers_done.add(writer)
         if len(receive.writers_done) < num_writers:
             return []
-        if receive.failure is not None or receive.sent_at is None:
+        if receive.failure is not None:
             return self._close(request_id)
+        # Prefill writes to every TP rank of decode once it has one registration, maybe not this rank's.
+        seconds = now - receive.sent_at if receive.sent_at is not None else 0.0
         del self._receives[request_id]
-        return [Done(request_id, True, receive.payload, now - receive.sent_at)]
+        return [Done(request_id, True, receive.payload, seconds)]
 
     def _receive(self, request_id: str, token: str) -> _Receive | None:
         receive = self._receives.get(request_id)

@@ -167,6 +167,13 @@ def test_notices_for_unknown_requests_do_nothing() -> None:
     assert book.proven_dead(RID) == []
 
 
+def test_completion_before_the_own_registration_counts() -> None:
+    """Another TP rank's registration was enough: this rank has the KV too, and registers no more."""
+    book = opened(sent=False)
+    assert book.completed(completed(), "w0", 1, now=3) == [Done(RID, received=True)]
+    assert book.sending(RID, now=4) is None
+
+
 def test_the_payload_comes_with_the_kv() -> None:
     """What prefill hands over besides the KV is given out when the receive is done."""
     book = opened()

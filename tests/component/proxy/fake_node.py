@@ -65,6 +65,7 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
         self.aborted: list[str] = []
         self.refused: list[pb.RequestError] = []
         self.running: dict[str, Leg] = {}
+        self.num_paused = 0
         self.sessions: list[asyncio.Queue[pb.NodeFrame | None]] = []
         self.port = 0
         self.starts = 0
@@ -233,6 +234,14 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
             raise WrongLegError(str(error)) from error
         return (leg.peer.engine_id, request.request_id, leg.token), leg.output_token_ids
 
+    async def _pause(self) -> None:
+        """Wait until the test sets the `go` that it had given by now."""
+        self.num_paused += 1
+        try:
+            await self.set.go.wait()
+        finally:
+            self.num_paused -= 1
+
     async def _prefill(self, leg: Leg, push: Push, out: asyncio.Queue[pb.NodeFrame | None]) -> None:
         params, prompt = leg.request.sampling_params, leg.request.prompt_token_ids
         assert params is not None
@@ -240,7 +249,7 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
         events = first_events()
         await asyncio.sleep(self.set.delay_s)
         if self.set.pause_after_tokens == 0:
-            await self.set.go.wait()
+            await self._pause()
         output = EngineCoreOutput(
             leg.request.request_id,
             [prompt[0]],
@@ -265,7 +274,7 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
         answer = answer_to(leg.request)
         for start in range(len(leg.carried), len(answer), TOKENS_A_STEP):
             if self.set.pause_after_tokens is not None and start >= self.set.pause_after_tokens:
-                await self.set.go.wait()
+                await self._pause()
             tokens = answer[start : start + TOKENS_A_STEP]
             output = EngineCoreOutput(
                 leg.request.request_id,

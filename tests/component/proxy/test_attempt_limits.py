@@ -130,16 +130,17 @@ async def test_disconnect_during_a_later_attempt(start: Any, phase: str) -> None
     decode.set.ends, decode.set.pause_after_tokens = [(6, Bounce.PREEMPTED)], 6
     async with httpx.AsyncClient(base_url=stack.http.base_url) as leaver:
         asking = asyncio.create_task(leaver.post("/v1/completions", json={**ASK, "stream": True}))
-        await until(lambda: decode.running and not prefill.running, "the first attempt is in mid-stream")
+        await until(lambda: decode.num_paused == 1 and not prefill.running, "the first attempt pauses")
         blocker = None
         if phase != "decode":
             prefill.set.pause_after_tokens = 0
         if phase == "queued":
             blocker = asyncio.create_task(ask(stack, prompt=[7] * 20, max_tokens=3))
             await until(lambda: prefill.running, "another prompt is computed")
-        decode.set.go.set()
+        go = decode.set.go
         if phase == "decode":
             decode.set.go = asyncio.Event()
+        go.set()
         reached = {
             "queued": lambda: stack.client.flow.num_queued == 1,
             "prefill": lambda: carried(prefill) == [0, 6] and prefill.running,

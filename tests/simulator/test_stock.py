@@ -21,11 +21,14 @@ def run(shape: Shape, *asks: Ask) -> Result:
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_the_driver_finds_every_cause(asynchronous: bool) -> None:
-    """Arrivals, short drafts, the context limit and local prefills, each in a few dozen simulations."""
+    """Arrivals, short drafts, the context limit and local prefills, in a few dozen simulations as a rule.
+
+    Which ones are drawn depends on the modules that are loaded: hypothesis takes constants from them.
+    """
     found: Counter[Violation] = Counter()
 
     @settings(
-        max_examples=60,
+        max_examples=400,
         derandomize=True,
         deadline=None,
         database=None,
@@ -35,6 +38,8 @@ def test_the_driver_finds_every_cause(asynchronous: bool) -> None:
     # vLLM dies of a threshold below 1 + K (scheduler.py:1372).
     @given(simulations(asynchronous=asynchronous, scheduler="stock", long_prefill_token_threshold=0))
     def simulate(simulation: Simulation) -> None:
+        if set(found) == set(Violation):
+            return
         found.update(run(simulation.shape, *simulation.asks).violations)
 
     simulate()

@@ -20,7 +20,25 @@ SCHEDULER = "decode_node.scheduler.LockstepScheduler"
 NUM_SPECULATIVE_TOKENS = 2
 MAX_NUM_SEQS = 8
 LEASE_S = 240
-"""Long: the progress threads of stock NIXL spin, and beside other work on two cores a step takes seconds."""
+"""Long, since nothing on decode's side notices a push that never comes."""
+
+PROGRESS_PLUGIN = """
+import sys
+
+
+def register():
+    from vllm.distributed.nixl_utils import NixlWrapper
+
+    bindings = sys.modules[NixlWrapper.__module__].nixlBind
+
+    class SleepingProgress(bindings.nixlAgentConfig):
+        def __setattr__(self, name, value):
+            super().__setattr__(name, 1000 if name == "pthrDelay" else value)
+
+    bindings.nixlAgentConfig = SleepingProgress
+"""
+"""NIXL's progress thread sleeps between two looks (µs), as on our nodes (kv_transfer/agent.py). Left to spin,
+those of both engines starve them on two cores: a step was seen to take a minute."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +111,25 @@ def run_pair(directory: Path, max_model_len: int, decode_blocks: int) -> Iterato
     limit = ("--max-model-len", str(max_model_len))
     # Our platform gives decode the dispatch of full graphs and async scheduling on a machine without a GPU.
     ours = {"LOCKSTEP_CPU_PLATFORM": "1"}
+    plugin = {"PYTHONPATH": _write_plugin(directory)}
     with contextlib.ExitStack() as stack:
         urls = [
-            stack.enter_context(_server(directory / f"{name}.log", (*limit, *flags), env))
+            stack.enter_context(_server(directory / f"{name}.log", (*limit, *flags), plugin | env))
             for name, flags, env in (("prefill", prefill, {}), ("decode", decode, ours))
         ]
         for url, name in zip(urls, ("prefill", "decode"), strict=True):
             wait_until(lambda url=url: _up(url), f"the {name} server is up", START_TIMEOUT_S, 1.0)
         yield Pair(*urls)
+
+
+def _write_plugin(directory: Path) -> str:
+    """PROGRESS_PLUGIN as a distribution with a vLLM entry point; returns the folder for PYTHONPATH."""
+    info = directory / "site" / "progress_plugin-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: progress_plugin\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[vllm.general_plugins]\nprogress = progress_plugin:register\n")
+    (info.parent / "progress_plugin.py").write_text(PROGRESS_PLUGIN)
+    return str(info.parent)
 
 
 def _kv_transfer_config(role: str, engine_id: str) -> str:

@@ -8,14 +8,14 @@ from typing import Any
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
-from decode_node.step_recorder import StepRecorderMixin
+from decode_node.step_recorder import RecordingWorkerMixin, StepRecorderMixin
 
 
 class LockstepGpuModelRunner(StepRecorderMixin, GPUModelRunner):
     """vLLM's V1 GPU runner that records how each step was dispatched."""
 
 
-class LockstepGpuWorker(Worker):
+class LockstepGpuWorker(RecordingWorkerMixin, Worker):
     """vLLM's GPU worker on model runner V1; the decode role names it where the platform is CUDA."""
 
     def _make_model_runner(self) -> Any:
@@ -27,13 +27,3 @@ class LockstepGpuWorker(Worker):
         if self.use_v2_model_runner:
             raise ValueError("Lockstep's decode worker needs model runner V1 (VLLM_USE_V2_MODEL_RUNNER=0)")
         return LockstepGpuModelRunner(self.vllm_config, self.device)
-
-    def execute_dummy_batch(self) -> None:
-        """A step without work, run because other ranks have some; recorded as such."""
-        with self.model_runner.idle_step():
-            super().execute_dummy_batch()
-
-    def lockstep_take_step_records(self) -> dict[str, Any]:
-        """RPC method (`collective_rpc`): the steps since the last call, plain data; see `StepRing.take`."""
-        taken: dict[str, Any] = self.model_runner.step_ring.take()
-        return taken

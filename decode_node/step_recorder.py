@@ -174,3 +174,19 @@ class StepRecorderMixin:
         alone, _ = self.cudagraph_dispatcher.dispatch(num_tokens=shape.num_tokens, uniform_decode=uniform)
         has_full = self.cudagraph_dispatcher.cudagraph_mode.has_full_cudagraphs()
         return step_cause(mode, shape, query_len, has_full, full_alone=alone.name == "FULL")
+
+
+class RecordingWorkerMixin:
+    """Put before a V1 worker whose runner has `StepRecorderMixin`."""
+
+    model_runner: Any
+
+    def execute_dummy_batch(self) -> None:
+        """A step without work, run because other ranks have some; recorded as such."""
+        with self.model_runner.idle_step():
+            super().execute_dummy_batch()  # type: ignore[misc]
+
+    def lockstep_take_step_records(self) -> dict[str, Any]:
+        """RPC method (`collective_rpc`): the steps since the last call, plain data; see `StepRing.take`."""
+        taken: dict[str, Any] = self.model_runner.step_ring.take()
+        return taken

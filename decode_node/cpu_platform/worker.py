@@ -15,7 +15,7 @@ from decode_node.cpu_platform.dp_agreement import agree_over
 from decode_node.cpu_platform.expert_parallel import map_experts
 from decode_node.cpu_platform.lone_groups import LoneGroups
 from decode_node.cpu_platform.shm_exchange import SharedMemoryExchange
-from decode_node.step_recorder import StepRecorderMixin
+from decode_node.step_recorder import RecordingWorkerMixin, StepRecorderMixin
 
 # Engine processes show only loggers under "vllm" (vllm/logger.py).
 logger = logging.getLogger(f"vllm.{__name__}")
@@ -36,7 +36,7 @@ def _runner_class(runner_class: type) -> Iterator[None]:
         cpu_worker.CPUModelRunner = original
 
 
-class LockstepCpuWorker(cpu_worker.CPUWorker):
+class LockstepCpuWorker(RecordingWorkerMixin, cpu_worker.CPUWorker):
     """vLLM's CPU worker, bound to its rank's core."""
 
     def init_device(self) -> None:
@@ -67,16 +67,6 @@ class LockstepCpuWorker(cpu_worker.CPUWorker):
         onto the one that computes (gpu_worker.py:874)."""
         with threads_started_unpinned(self._unpinned_cores):
             super().initialize_from_config(kv_cache_config)
-
-    def execute_dummy_batch(self) -> None:
-        """A step without work, run because other ranks have some; recorded as such."""
-        with self.model_runner.idle_step():
-            super().execute_dummy_batch()
-
-    def lockstep_take_step_records(self) -> dict[str, Any]:
-        """RPC method (`collective_rpc`): the steps since the last call, plain data; see `StepRing.take`."""
-        taken: dict[str, Any] = self.model_runner.step_ring.take()
-        return taken
 
     def _rank_on_node(self) -> int:
         parallel = self.parallel_config

@@ -6,10 +6,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from system.harness import Series, Stack, complete_all, completion_body, run_stack, wait_until
+from system.servers import run_reference
+from system.vllm_plugin import write_vllm_plugin
 
-try:
-    from system.servers import run_reference
-except ImportError:
-    from system.harness import run_reference
-
-__all__ = ["Series", "Stack", "complete_all", "completion_body", "run_reference", "run_stack", "wait_until"]
+__all__ = [
+    "Series",
+    "Stack",
+    "complete_all",
+    "completion_body",
+    "run_reference",
+    "run_stack",
+    "wait_until",
+    "write_vllm_plugin",
+]

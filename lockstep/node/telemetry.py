@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from vllm.v1.engine import EngineCoreOutputs
@@ -91,7 +92,8 @@ class Telemetry:
         """Read all ranks, count what is new, and tell the proxies."""
         self._global_ranks = engine.global_ranks
         for local_rank, status in enumerate(await engine.status()):
-            self._count(str(engine.global_ranks[local_rank]), status)
+            records = [_record(step) for step in status.steps]
+            self._count(str(engine.global_ranks[local_rank]), status, records)
             load = pb.RankLoad(
                 rank=local_rank,
                 num_running=status.num_running,
@@ -101,23 +103,19 @@ class Telemetry:
             if load != self._loads.get(local_rank):
                 self._loads[local_rank] = load
                 self._registry.broadcast(pb.NodeFrame(load=load))
-            if status.steps:
-                records = pb.StepRecords(
-                    rank=local_rank,
-                    records=[_record(step) for step in status.steps],
-                    dropped=status.steps_dropped,
-                )
-                self._registry.broadcast(pb.NodeFrame(records=records))
+            if records:
+                frame = pb.StepRecords(rank=local_rank, records=records, dropped=status.steps_dropped)
+                self._registry.broadcast(pb.NodeFrame(records=frame))
         self._metrics.sessions.set(self._registry.num_sessions)
         self._polled_s = time.monotonic()
 
-    def _count(self, rank: str, status: RankStatus) -> None:
+    def _count(self, rank: str, status: RankStatus, records: Sequence[pb.StepRecord]) -> None:
         self._metrics.requests_running.labels(rank).set(status.num_running)
         self._metrics.requests_waiting.labels(rank).set(status.num_waiting)
         self._metrics.kv_cache_usage.labels(rank).set(status.kv_cache_usage)
         if self._counts_steps:
             self._metrics.step_records_dropped.labels(rank).inc(status.steps_dropped)
-            for record in map(_record, status.steps):
+            for record in records:
                 self._count_step(rank, record)
         self._kv.count(rank, status.kv)
         self._scheduler.count(rank, status.scheduler)

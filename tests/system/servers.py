@@ -7,12 +7,15 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx
 from system.harness import PICO, START_TIMEOUT_S, Node, free_port, wait_until
 
-SPECULATIVE = json.dumps({"method": "mtp", "num_speculative_tokens": 2})
+NUM_SPECULATIVE_TOKENS = 2
+SPECULATIVE = json.dumps({"method": "mtp", "num_speculative_tokens": NUM_SPECULATIVE_TOKENS})
 
 
 @contextmanager
@@ -74,36 +77,59 @@ def run_node(role: str, directory: Path, *flags: str) -> Iterator[Node]:
     assert code == 0 or not alive, log.read_text()[-2000:]
 
 
+@dataclass(frozen=True)
+class VLLMServer:
+    """A plain vLLM server that was started."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def wait_up(self, what: str) -> None:
+        """Until it is healthy; fails with the end of its log if it is not in time or ends before."""
+        wait_until(
+            lambda: _healthy(self.process, f"{self.url}/health", self.log),
+            what,
+            START_TIMEOUT_S,
+            interval_s=1.0,
+        )
+
+
 @contextmanager
-def run_reference(directory: Path, *flags: str) -> Iterator[str]:
-    """A plain vLLM server of the same model, dtype and K; yields its URL."""
+def start_vllm(log: Path, *flags: str, env: Mapping[str, str] = MappingProxyType({})) -> Iterator[VLLMServer]:
+    """Plain vLLM with the model, dtype and K of our stacks; what else it gets is in `flags` and `env`."""
     port = free_port()
     command = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", str(PICO)]
     command += ["--served-model-name", "pico", "--dtype", "float32", "--port", str(port)]
-    command += ["--host", "127.0.0.1", "--speculative-config", SPECULATIVE, "--enforce-eager", *flags]
-    with (directory / "reference.log").open("wb") as log:
+    command += ["--host", "127.0.0.1", "--speculative-config", SPECULATIVE, *flags]
+    with log.open("wb") as output:
         process = subprocess.Popen(
             command,
-            stdout=log,
+            stdout=output,
             stderr=subprocess.STDOUT,
-            env=_reference_environment(os.environ),
+            env=_reference_environment(os.environ) | env,
             start_new_session=True,
-            cwd=directory,
+            cwd=log.parent,
         )
         try:
-            wait_until(
-                lambda: _healthy(process, f"http://127.0.0.1:{port}/health", directory / "reference.log"),
-                "the plain vLLM server is up",
-                START_TIMEOUT_S,
-                interval_s=1.0,
-            )
-            yield f"http://127.0.0.1:{port}"
+            yield VLLMServer(f"http://127.0.0.1:{port}", process, log)
+        except AssertionError:
+            sys.stderr.write(log.read_text()[-3000:])
+            raise
         finally:
             process.send_signal(signal.SIGTERM)
             try:
                 process.wait(timeout=30)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def run_reference(directory: Path, *flags: str) -> Iterator[str]:
+    """A plain vLLM server of the same model, dtype and K; yields its URL."""
+    with start_vllm(directory / "reference.log", "--enforce-eager", *flags) as server:
+        server.wait_up("the plain vLLM server is up")
+        yield server.url
 
 
 def _healthy(process: subprocess.Popen[bytes], url: str, log: Path) -> bool:

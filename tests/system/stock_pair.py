@@ -2,22 +2,19 @@
 
 import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
-from system.harness import PICO, START_TIMEOUT_S, completion_body, free_port, wait_until
+from system.harness import completion_body, free_port
+from system.servers import NUM_SPECULATIVE_TOKENS, start_vllm
+from system.vllm_plugin import write_vllm_plugin
 
 SCHEDULER = "decode_node.scheduler.LockstepScheduler"
-NUM_SPECULATIVE_TOKENS = 2
 MAX_NUM_SEQS = 8
 LEASE_S = 240
 """Long, since nothing on decode's side notices a push that never comes."""
@@ -111,25 +108,25 @@ def run_pair(directory: Path, max_model_len: int, decode_blocks: int) -> Iterato
     limit = ("--max-model-len", str(max_model_len))
     # Our platform gives decode the dispatch of full graphs and async scheduling on a machine without a GPU.
     ours = {"LOCKSTEP_CPU_PLATFORM": "1"}
-    plugin = {"PYTHONPATH": _write_plugin(directory)}
+    write_vllm_plugin(directory / "site", "sleeping_progress", PROGRESS_PLUGIN)
+    plugin = {"PYTHONPATH": str(directory / "site")}
     with contextlib.ExitStack() as stack:
-        urls = [
-            stack.enter_context(_server(directory / f"{name}.log", (*limit, *flags), plugin | env))
+        servers = [
+            stack.enter_context(
+                start_vllm(directory / f"{name}.log", *limit, *flags, env=plugin | _side_channel() | env)
+            )
             for name, flags, env in (("prefill", prefill, {}), ("decode", decode, ours))
         ]
-        for url, name in zip(urls, ("prefill", "decode"), strict=True):
-            wait_until(lambda url=url: _up(url), f"the {name} server is up", START_TIMEOUT_S, 1.0)
-        yield Pair(*urls)
+        for server, name in zip(servers, ("prefill", "decode"), strict=True):
+            server.wait_up(f"the {name} server is up")
+        yield Pair(*(server.url for server in servers))
 
 
-def _write_plugin(directory: Path) -> str:
-    """PROGRESS_PLUGIN as a distribution with a vLLM entry point; returns the folder for PYTHONPATH."""
-    info = directory / "site" / "progress_plugin-1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: progress_plugin\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[vllm.general_plugins]\nprogress = progress_plugin:register\n")
-    (info.parent / "progress_plugin.py").write_text(PROGRESS_PLUGIN)
-    return str(info.parent)
+def _side_channel() -> dict[str, str]:
+    return {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+    }
 
 
 def _kv_transfer_config(role: str, engine_id: str) -> str:
@@ -142,53 +139,3 @@ def _kv_transfer_config(role: str, engine_id: str) -> str:
             "kv_connector_extra_config": {"kv_lease_duration": LEASE_S},
         }
     )
-
-
-@contextmanager
-def _server(log_path: Path, flags: tuple[str, ...], env: Mapping[str, str]) -> Iterator[str]:
-    port = free_port()
-    speculative = json.dumps({"method": "mtp", "num_speculative_tokens": NUM_SPECULATIVE_TOKENS})
-    command = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", str(PICO)]
-    command += ["--served-model-name", "pico", "--dtype", "float32", "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--speculative-config", speculative, *flags]
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=_environment(free_port()) | env,
-            start_new_session=True,
-            cwd=log_path.parent,
-        )
-        try:
-            yield f"http://127.0.0.1:{port}"
-        except AssertionError:
-            sys.stderr.write(log_path.read_text()[-3000:])
-            raise
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-def _environment(side_channel_port: int) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("LOCKSTEP_")}
-    return kept | {
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_USE_V2_MODEL_RUNNER": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel_port),
-    }
-
-
-def _up(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=5).status_code == 200
-    except httpx.TransportError:
-        return False

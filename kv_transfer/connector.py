@@ -6,6 +6,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlBaseConnector, NixlPushConnector
 
 from kv_transfer.config import ConnectorOptions
+from kv_transfer.handoff.worker_meta import HandOffWorkerMetadata
 from kv_transfer.scheduler import LockstepPushScheduler
 from kv_transfer.worker import LockstepPushWorker
 
@@ -36,6 +37,17 @@ class LockstepPushConnector(NixlPushConnector):
         super().wait_for_save()
         assert self.connector_worker is not None
         self.connector_worker.wait_for_save()
+
+    def build_connector_worker_meta(self) -> HandOffWorkerMetadata | None:
+        """Worker side of decode, once a step: what came with the KV that has arrived."""
+        assert self.connector_worker is not None
+        payloads = self.connector_worker.take_payloads()
+        return HandOffWorkerMetadata(payloads) if payloads else None
+
+    def take_hand_off(self, request_id: str) -> bytes:
+        """Scheduler side of decode: see `LockstepPushScheduler.take_hand_off`."""
+        assert self.connector_scheduler is not None
+        return self.connector_scheduler.take_hand_off(request_id)
 
     def abandon(self, request_id: str) -> None:
         """Scheduler side of prefill: see `LockstepPushScheduler.abandon`."""

@@ -116,8 +116,11 @@ class DecodeLedger:
         receive = self._receive(notice.request_id, notice.token)
         if receive is None:
             return []
-        receive.payload = notice.payload
-        return self._count(notice.request_id, receive, writer, num_writers, now)
+        actions: list[Action] = []
+        if notice.payload and receive.payload not in (b"", notice.payload):
+            actions = self._fail(notice.request_id, receive, "hand_off_mismatch")
+        receive.payload = notice.payload or receive.payload
+        return actions + self._count(notice.request_id, receive, writer, num_writers, now)
 
     def failing(self, notice: Failing) -> list[Action]:
         """Prefill gives up, but may still be writing: only `released` gives the blocks back."""

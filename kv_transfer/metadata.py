@@ -33,6 +33,8 @@ class LockstepConnectorMetadata(NixlConnectorMetadata):
         self.tokens: dict[str, str] = {}
         # Prefill: what this step computes of requests that a decode node waits for.
         self.chunks: dict[str, Chunk] = {}
+        # Prefill: the token of each request whose first token this step samples, to be handed over.
+        self.first_tokens: dict[str, str] = {}
         # Prefill: requests whose blocks were taken away before this step.
         self.preempted: list[str] = []
         # Prefill: requests that ended without blocks to push, with the reason.

@@ -42,13 +42,15 @@ class Write:
 class Complete:
     """Tell decode that every write is done.
 
-    `tail_s`: seconds since the prompt was computed and decode had registered.
+    `tail_s`: seconds since the prompt was computed and decode had registered. `payload`: what is handed over
+    besides the KV.
     """
 
     request_id: str
     registration: Registration
     num_bytes: int
     tail_s: float
+    payload: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +112,19 @@ class PrefillLedger:
         push.extend(chunk)
         return actions + self._advance(request_id, push, now)
 
+    def sampled(self, request_id: str, token: str, payload: bytes, now: float) -> list[Action]:
+        """What goes with the notice of completion; say it before the blocks that complete the prompt."""
+        if request_id not in self._pushes and self._tombstones.reason(request_id, token) is not None:
+            return []
+        push, actions = self._push(request_id, token)
+        push.payload = payload
+        return actions
+
     def preempted(self, request_id: str) -> None:
         """The request lost its blocks and will be computed anew."""
         if (push := self._pushes.get(request_id)) is not None:
             push.restart()
+            push.payload = b""
 
     def finished(self, request_id: str, block_ids: BlockIds, token: str, now: float) -> list[Action]:
         """The prompt is computed; vLLM holds all of its blocks until `Release`."""
@@ -262,7 +273,7 @@ class PrefillLedger:
             )
         if push.done:
             tail_s = now - push.ready_at if push.ready_at is not None else 0.0
-            actions.append(Complete(request_id, registration, push.num_bytes, tail_s))
+            actions.append(Complete(request_id, registration, push.num_bytes, tail_s, push.payload))
             actions += self._close(request_id, push, PUSHED, now)
         return actions
 

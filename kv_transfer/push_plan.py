@@ -61,6 +61,8 @@ class PushPlan:
         self.ready_at: float | None = None
         """When the prompt was computed and decode had registered."""
         self.num_bytes = 0
+        self.payload = b""
+        """What goes to decode with the notice of completion."""
         self._layout = tuple(layout)
         self._blocks: list[list[int]] = [[] for _ in self._layout]
         self._cursor = [0] * len(self._layout)  # place up to which writes were given out

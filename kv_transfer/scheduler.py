@@ -13,6 +13,8 @@ from vllm.v1.request import RequestStatus
 from kv_transfer.chunks import ChunkTracker
 from kv_transfer.config import ConnectorOptions
 from kv_transfer.groups import group_layouts
+from kv_transfer.handoff import worker_meta
+from kv_transfer.handoff.sampling import FirstTokenTracker
 from kv_transfer.metadata import CancelOrder, LockstepConnectorMetadata
 from kv_transfer.params import TOKEN_KEY, PrefillPeer
 
@@ -30,6 +32,8 @@ class LockstepPushScheduler(NixlPushConnectorScheduler):
         super().__init__(vllm_config, engine_id, kv_cache_config)
         self._layout = group_layouts(vllm_config, kv_cache_config)
         self._chunks = ChunkTracker(self._layout, kv_cache_config, stream=options.lockstep_stream_chunks)
+        self._first_tokens = FirstTokenTracker()
+        self._hand_offs: dict[str, bytes] = {}
         self._awaiting_push: set[str] = set()
         self._cancels: list[CancelOrder] = []
         self._ended: dict[str, str] = {}
@@ -62,6 +66,11 @@ class LockstepPushScheduler(NixlPushConnectorScheduler):
             self._cancel(request, "nothing_to_load")
         elif params and params.get("do_remote_decode") and params.get(TOKEN_KEY):
             self._chunks.track(request)
+            self._first_tokens.track(request)
+
+    def take_hand_off(self, request_id: str) -> bytes:
+        """Decode: what came with the KV of a request whose receive has ended; b"" if nothing did."""
+        return self._hand_offs.pop(request_id, b"")
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         params = request.kv_transfer_params
@@ -71,6 +80,7 @@ class LockstepPushScheduler(NixlPushConnectorScheduler):
         if params.get("do_remote_decode"):
             return self._prefill_finished(request, block_ids)
         self._stop_heartbeat(request_id)
+        self._hand_offs.pop(request_id, None)
         if params.get("do_remote_prefill"):
             # Never scheduled. vLLM would leave an empty receive behind that nothing completes.
             params["do_remote_prefill"] = False
@@ -100,6 +110,7 @@ class LockstepPushScheduler(NixlPushConnectorScheduler):
         meta.preempted = sorted(scheduler_output.preempted_req_ids or ())
         meta.chunks = self._chunks.step(scheduler_output)
         meta.tokens |= {request_id: self._chunks.token(request_id) for request_id in meta.chunks}
+        meta.first_tokens = self._first_tokens.step(scheduler_output)
         return meta
 
     def has_pending_push_work(self) -> bool:
@@ -107,6 +118,13 @@ class LockstepPushScheduler(NixlPushConnectorScheduler):
 
     def update_connector_output(self, connector_output: Any) -> None:
         super().update_connector_output(connector_output)
+        told = connector_output.kv_connector_worker_meta
+        if isinstance(told, worker_meta.HandOffWorkerMetadata):
+            # A request that ended meanwhile has nobody to take it.
+            worker_meta.add(
+                self._hand_offs,
+                {id_: told.payloads[id_] for id_ in self._awaiting_push & told.payloads.keys()},
+            )
         self._awaiting_push.difference_update(connector_output.finished_recving or ())
         for request_id in connector_output.failed_recving or ():
             self._awaiting_push.discard(request_id)
@@ -115,6 +133,7 @@ class LockstepPushScheduler(NixlPushConnectorScheduler):
     def _prefill_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         request_id: str = request.request_id
         self._chunks.forget(request_id)
+        self._first_tokens.forget(request_id)
         token = request.kv_transfer_params.get(TOKEN_KEY)
         if not token and request.status in _PUSHED_STATUS:
             # No registration could ever match, so holding blocks would only wait for the lease.

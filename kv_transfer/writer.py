@@ -111,7 +111,8 @@ class PushWriter:
                     self._enqueue(_bind(self._write, action))
                 case prefill_ledger.Complete():
                     self._count_pushed(action)
-                    notice = Completed(action.request_id, action.registration.token, self._world_size)
+                    token = action.registration.token
+                    notice = Completed(action.request_id, token, self._world_size, action.payload)
                     self._enqueue(_bind(self._send_to_decode, action.registration.peer, notice))
                 case prefill_ledger.Release():
                     if action.reason != prefill_ledger.PUSHED:

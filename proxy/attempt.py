@@ -39,6 +39,8 @@ class Attempt:
     prefill: RankLoad
     decode: RankLoad
     tokens: int
+    hand_off: bool = False
+    """Prefill's token is the client's, and decode goes on from it."""
     phase: Phase = Phase.DISPATCHED
     end: AttemptEnd | None = None
     dispatched_s: float = field(default_factory=time.monotonic)
@@ -49,6 +51,8 @@ class Attempt:
     prefill_released: bool = False
     """The tokens no longer count as outstanding on the prefill rank."""
     prefill_output: EngineCoreOutput | None = None
+    hand_off_ended: bool = False
+    """The answer ended with prefill's token; neither leg is needed any more."""
     preempted: bool = False
     """An event that says so was passed on."""
     _held: list[EngineCoreOutput] = field(default_factory=list)
@@ -90,10 +94,7 @@ class Attempt:
         self.prefill_output = None
 
     def _on_prefill(self, output: EngineCoreOutput) -> list[EngineCoreOutput]:
-        """The leg's token is not for the client: decode samples its own first token in this version.
-
-        Passing this one on early starts here.
-        """
+        """With a hand-off the leg's token goes on at once; if not, decode samples its own first one."""
         for event in output.events or ():
             if event.type == EngineCoreEventType.SCHEDULED and not self.prefill_scheduled_s:
                 self.prefill_scheduled_s = event.timestamp
@@ -102,9 +103,12 @@ class Attempt:
         self.end = attempt_end.prefill_ended(output.finish_reason)
         if self.end is not None:
             return []
-        self.prefill_output = output
         self.phase = Phase.PREFILLED
         self.prefilled_s = time.monotonic()
+        if self.hand_off:
+            self.first_output_s = self.prefilled_s
+            return [output, *self._released()]
+        self.prefill_output = output
         return self._released()
 
     def _on_decode(self, output: EngineCoreOutput) -> list[EngineCoreOutput]:
@@ -124,7 +128,7 @@ class Attempt:
             return []
         if self.phase is not Phase.STREAMING:
             self.phase = Phase.STREAMING
-            self.first_output_s = time.monotonic()
+            self.first_output_s = self.first_output_s or time.monotonic()
         released, self._held = self._held, []
         return released
 

@@ -34,6 +34,11 @@ class ProxyConfig(ServiceConfig):
         description="how often a request may be sent to a prefill and a decode rank before it ends with an "
         "error; 1 never tries again",
     )
+    hand_off: Literal["on", "off"] = Field(
+        "on",
+        description="on: a request's first token comes from prefill, and decode goes on from it; off: every "
+        "token comes from decode",
+    )
     drain_timeout_s: float = Field(30.0, ge=0, description="time running requests get after SIGTERM")
     log_format: Literal["console", "json"] = Field("console", description="console or json")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="of our own loggers")

@@ -6,6 +6,7 @@ from proxy import legs
 from proxy.attempt import Attempt
 from proxy.cluster import Cluster
 from proxy.flight import Flight
+from proxy.hand_off import held_back_because
 from proxy.metrics import ProxyMetrics
 from proxy.routing import RankLoad, Ranks
 from proxy.session import NodeSession
@@ -14,10 +15,11 @@ from proxy.session import NodeSession
 class Dispatcher:
     """Knows which leg ids are live. What a node says of any other id is of an attempt that is over."""
 
-    def __init__(self, cluster: Cluster, ranks: Ranks, metrics: ProxyMetrics) -> None:
+    def __init__(self, cluster: Cluster, ranks: Ranks, metrics: ProxyMetrics, *, hand_off: bool) -> None:
         self._cluster = cluster
         self._ranks = ranks
         self._metrics = metrics
+        self._hand_off = hand_off
         self._sessions: dict[str, NodeSession] = {}
         self._by_leg: dict[str, Flight] = {}
 
@@ -55,12 +57,19 @@ class Dispatcher:
             tp_size=prefill.rank.tensor_parallel_size,
         )
         carried = flight.output_token_ids
-        attempt = flight.begin(prefill, decode)
+        held_back = held_back_because(flight.request.sampling_params, enabled=self._hand_off)
+        hand_off = held_back is None
+        attempt = flight.begin(prefill, decode, hand_off=hand_off)
+        if held_back is not None:
+            self._metrics.first_token_of(held_back)
         self._by_leg[attempt.leg_id] = flight
         self._metrics.attempted(attempt.reason)
         for load, leg in (
-            (prefill, legs.prefill_leg(flight.request, attempt.leg_id, token, carried)),
-            (decode, legs.decode_leg(flight.request, attempt.leg_id, peer, token, carried)),
+            (prefill, legs.prefill_leg(flight.request, attempt.leg_id, token, carried, hand_off=hand_off)),
+            (
+                decode,
+                legs.decode_leg(flight.request, attempt.leg_id, peer, token, carried, hand_off=hand_off),
+            ),
         ):
             load.begin(attempt.tokens)
             self._sessions[load.node.address].add(

@@ -7,6 +7,7 @@ from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreOutpu
 
 from proxy.attempt import Attempt
 from proxy.attempt_end import AttemptEnd
+from proxy.hand_off import end_of
 from proxy.ids import leg_id
 from proxy.metrics import AttemptReason
 from proxy.nodes import Role
@@ -60,10 +61,10 @@ class Flight:
         """The id of both legs of the next attempt; never used before."""
         return leg_id(self.choice_id, len(self.attempts) + 1)
 
-    def begin(self, prefill: RankLoad, decode: RankLoad) -> Attempt:
-        """Both legs go to these ranks."""
+    def begin(self, prefill: RankLoad, decode: RankLoad, *, hand_off: bool) -> Attempt:
+        """Both legs go to these ranks. `hand_off`: decode goes on from prefill's token."""
         number = len(self.attempts) + 1
-        attempt = Attempt(self.next_leg_id, number, self.next_reason, prefill, decode, self.tokens)
+        attempt = Attempt(self.next_leg_id, number, self.next_reason, prefill, decode, self.tokens, hand_off)
         self.attempts.append(attempt)
         self.attempt = attempt
         return attempt
@@ -89,7 +90,22 @@ class Flight:
         if attempt is None:
             return []
         outputs = attempt.on_output(role, output, clock_offset_s)
+        if role == "prefill" and attempt.hand_off and outputs:
+            first = self._first_token(attempt, outputs.pop(0))
+            if attempt.hand_off_ended:
+                return [first]
+            return [first, *(self._for_client(attempt, released) for released in outputs)]
         return [self._for_client(attempt, released) for released in outputs]
+
+    def _first_token(self, attempt: Attempt, output: EngineCoreOutput) -> EngineCoreOutput:
+        """Make prefill's last output the client's next one; decode's follow in outputs of their own."""
+        attempt.prefill_output = output
+        output.events = None  # a preemption there has delayed no token that the client had begun to wait for
+        output = self._for_client(attempt, output)
+        params = self.request.sampling_params
+        output.finish_reason, output.stop_reason = end_of(params, self.output_token_ids)
+        attempt.hand_off_ended = output.finish_reason is not None
+        return output
 
     def _note(self, attempt: Attempt, end: AttemptEnd) -> None:
         self.next_reason = end.reason

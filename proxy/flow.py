@@ -16,7 +16,7 @@ from proxy.cluster import Cluster
 from proxy.dispatch import Dispatcher
 from proxy.flight import Flight
 from proxy.in_flight import FailRequest, InFlight
-from proxy.metrics import ProxyMetrics
+from proxy.metrics import HandOffOutcome, ProxyMetrics
 from proxy.nodes import Node, Role
 from proxy.routing import Ranks, decode_ranks
 from proxy.session import NodeSession
@@ -27,11 +27,19 @@ logger = logging.getLogger(__name__)
 class Flow:
     """All requests in flight, and the events of all sessions. Everything happens on one event loop."""
 
-    def __init__(self, cluster: Cluster, ranks: Ranks, request_timeout_s: float, max_attempts: int) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        ranks: Ranks,
+        request_timeout_s: float,
+        max_attempts: int,
+        *,
+        hand_off: bool = True,
+    ) -> None:
         self._cluster = cluster
         self._ranks = ranks
         self.metrics = ProxyMetrics()
-        self._dispatcher = Dispatcher(cluster, ranks, self.metrics)
+        self._dispatcher = Dispatcher(cluster, ranks, self.metrics, hand_off=hand_off)
         self._in_flight = InFlight(self._dispatcher, self.metrics, request_timeout_s, max_attempts)
         self.request_timeout_s = request_timeout_s
         self.outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
@@ -171,13 +179,15 @@ class Flow:
             self._in_flight.try_again(flight)
         elif attempt.phase is not Phase.DISPATCHED:
             self._dispatcher.release_prefill(attempt)
+        if outputs and role == "prefill" and attempt.hand_off:
+            self.metrics.first_token_of(HandOffOutcome.PASSED_ON)
         if outputs and had_none:
             self.metrics.first_token(flight.first_token_s - flight.arrived_s)
         if outputs and stalled_s is not None:
             self.metrics.resumed(attempt.first_output_s - stalled_s)
             flight.stalled_s = None
         if outputs and outputs[-1].finish_reason is not None:
-            self._in_flight.end(flight, str(outputs[-1].finish_reason), abort=False)
+            self._in_flight.end(flight, str(outputs[-1].finish_reason), abort=attempt.hand_off_ended)
         return outputs
 
     def _load(self, address: str, load: pb.RankLoad) -> None:

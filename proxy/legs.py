@@ -21,7 +21,12 @@ def prompt_tokens(request: EngineCoreRequest) -> int:
 
 
 def prefill_leg(
-    request: EngineCoreRequest, leg_id: str, token: str, output_token_ids: Sequence[int] = ()
+    request: EngineCoreRequest,
+    leg_id: str,
+    token: str,
+    output_token_ids: Sequence[int] = (),
+    *,
+    hand_off: bool = False,
 ) -> EngineCoreRequest:
     """The request that computes the prompt and pushes its KV; it ends after one new token, by its length.
 
@@ -29,7 +34,8 @@ def prefill_leg(
     output on the node. Nothing may end the leg earlier or otherwise: the connector pushes only for a request
     that ended by its length (vLLM nixl/push_scheduler.py::request_finished). min_tokens still holds for the
     token it samples, and cannot exceed max_tokens (vLLM sampling_params.py::_verify_args). Prompt logprobs
-    went out with the client's first token.
+    went out with the client's first token. With `hand_off` the token that it samples is the client's, and so
+    are its logprobs.
     """
     params = copy.copy(request.sampling_params)
     params.max_tokens = len(output_token_ids) + 1
@@ -40,11 +46,12 @@ def prefill_leg(
     params.ignore_eos = True
     params._eos_token_id = None  # what the scheduler compares with (v1/core/sched/utils.py:105)
     params.repetition_detection = None
-    params.logprobs = None
-    params.logprob_token_ids = None
+    if not hand_off:
+        params.logprobs = None
+        params.logprob_token_ids = None
     if output_token_ids:
         _ask_no_prompt_logprobs(params)
-    return _leg(request, leg_id, params, prefill_leg_params(token, output_token_ids))
+    return _leg(request, leg_id, params, prefill_leg_params(token, output_token_ids, hand_off=hand_off))
 
 
 def decode_leg(
@@ -53,8 +60,12 @@ def decode_leg(
     peer: PrefillPeer,
     token: str,
     output_token_ids: Sequence[int] = (),
+    *,
+    hand_off: bool = False,
 ) -> EngineCoreRequest:
-    """The request that waits for the KV and generates all tokens that the client sees.
+    """The request that waits for the KV and generates the tokens that the client sees.
+
+    With `hand_off` it goes on from prefill's first one, and generates what follows.
 
     Its limits stay the client's: `output_token_ids` count as output on the node. It never asks for prompt
     logprobs: with them vLLM ignores the transferred KV and computes the whole prompt again
@@ -62,7 +73,8 @@ def decode_leg(
     """
     params = copy.copy(request.sampling_params)
     _ask_no_prompt_logprobs(params)
-    return _leg(request, leg_id, params, decode_leg_params(peer, leg_id, token, output_token_ids))
+    transfer = decode_leg_params(peer, leg_id, token, output_token_ids, hand_off=hand_off)
+    return _leg(request, leg_id, params, transfer)
 
 
 def _ask_no_prompt_logprobs(params: SamplingParams) -> None:

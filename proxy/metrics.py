@@ -50,6 +50,17 @@ class AttemptReason(StrEnum):
     """Prefill ended without having computed the prompt."""
 
 
+class HandOffOutcome(StrEnum):
+    """What became of the first token that an attempt's prefill sampled."""
+
+    PASSED_ON = "passed_on"
+    """The client got it as soon as it was there, and decode went on from it."""
+    SEED = "seed"
+    """Held back: decode's generator of random numbers would start anew after it."""
+    OFF = "off"
+    """Held back: --hand-off off."""
+
+
 class ProxyMetrics:
     """Counters of one proxy process. Nothing is counted per token: at most once per choice and event."""
 
@@ -90,6 +101,15 @@ class ProxyMetrics:
             "Choices that wait in the proxy for a prefill rank below its window.",
             registry=self.registry,
         )
+        self.hand_offs = Counter(
+            "lockstep_proxy_hand_offs",
+            "First tokens that prefill sampled, one an attempt, by what became of them; those held back are "
+            "sampled again on decode.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        for hand_off in HandOffOutcome:
+            self.hand_offs.labels(hand_off)
         for outcome in OUTCOMES:
             self.requests.labels(outcome)
         for reason in AttemptReason:
@@ -105,6 +125,10 @@ class ProxyMetrics:
     def attempted(self, reason: AttemptReason) -> None:
         """Both legs of a choice were sent."""
         self.attempts.labels(reason).inc()
+
+    def first_token_of(self, outcome: HandOffOutcome) -> None:
+        """An attempt's first token was passed on, or will be held back."""
+        self.hand_offs.labels(outcome).inc()
 
     def first_token(self, ttft_s: float) -> None:
         """A choice's first token was passed on."""

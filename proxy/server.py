@@ -84,7 +84,9 @@ async def sessions(config: ProxyConfig) -> AsyncIterator[tuple[Cluster, ClusterC
     cluster = Cluster(config.prefill_addresses, config.decode_addresses)
     ids = ChoiceIds()
     ranks = Ranks(config.prefill_window_tokens)
-    flow = Flow(cluster, ranks, config.request_timeout_s, config.max_attempts)
+    flow = Flow(
+        cluster, ranks, config.request_timeout_s, config.max_attempts, hand_off=config.hand_off == "on"
+    )
     listed: list[tuple[Role, str]] = [
         *(("prefill", address) for address in config.prefill_addresses),
         *(("decode", address) for address in config.decode_addresses),

@@ -16,13 +16,14 @@ from decode_node.cpu_platform.expert_parallel import map_experts
 from decode_node.cpu_platform.lone_groups import LoneGroups
 from decode_node.cpu_platform.shm_exchange import SharedMemoryExchange
 from decode_node.step_recorder import RecordingWorkerMixin, StepRecorderMixin
+from kv_transfer.handoff.runner import HandOffRunnerMixin
 
 # Engine processes show only loggers under "vllm" (vllm/logger.py).
 logger = logging.getLogger(f"vllm.{__name__}")
 
 
-class LockstepCpuModelRunner(StepRecorderMixin, cpu_worker.CPUModelRunner):
-    """vLLM's V1 CPU runner that records how each step was dispatched."""
+class LockstepCpuModelRunner(HandOffRunnerMixin, StepRecorderMixin, cpu_worker.CPUModelRunner):
+    """vLLM's V1 CPU runner that records how each step was dispatched, and hands first tokens over."""
 
 
 @contextmanager

@@ -7,15 +7,15 @@ Give one of the two classes to `--scheduler-cls`: `LockstepScheduler` with async
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from decode_node.scheduler.rules import LockstepRules
+from decode_node.scheduler.hand_off import HandOffRules
 from kv_transfer.carried.scheduler import CarriedOutputScheduler
 
 
-class LockstepScheduler(LockstepRules, CarriedOutputScheduler, AsyncScheduler):
+class LockstepScheduler(HandOffRules, CarriedOutputScheduler, AsyncScheduler):
     """Our rules over vLLM's asynchronous scheduler."""
 
 
-class LockstepSyncScheduler(LockstepRules, CarriedOutputScheduler, Scheduler):
+class LockstepSyncScheduler(HandOffRules, CarriedOutputScheduler, Scheduler):
     """Our rules over vLLM's synchronous scheduler."""
 
 

@@ -11,6 +11,8 @@ class SchedulerCounters:
     """Plain numbers; only the engine's own thread touches them."""
 
     def __init__(self) -> None:
+        self.hand_offs = 0
+        self.handed_over_drafts = 0
         self.padded_arrivals = 0
         self.placeholder_drafts = 0
         self.reentries = 0
@@ -20,6 +22,8 @@ class SchedulerCounters:
     def snapshot(self) -> dict[str, Any]:
         """Values that msgpack knows.
 
+        hand_offs: requests that went on from prefill's first token.
+        handed_over_drafts: drafts that came with it and were scheduled.
         padded_arrivals: requests whose first row was filled up with placeholders.
         placeholder_drafts: placeholders among the scheduled drafts.
         reentries: rows of requests that the step before had left out.
@@ -27,6 +31,8 @@ class SchedulerCounters:
         violations: steps with a row of another width than 1 + K, by `Violation`.
         """
         return {
+            "hand_offs": self.hand_offs,
+            "handed_over_drafts": self.handed_over_drafts,
             "padded_arrivals": self.padded_arrivals,
             "placeholder_drafts": self.placeholder_drafts,
             "reentries": self.reentries,

@@ -162,14 +162,18 @@ class LockstepRules(Scheduler):
         return request_ids - waiting
 
     def _end(self, request: Any, reason: Bounce, outputs: dict[int, EngineCoreOutputs]) -> None:
-        """Finish `request` and add its last output to this step's."""
+        """Finish `request`, which goes back."""
         self.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
+        self._put_last(bounced_output(request, reason), request, outputs)
+        self._counters.bounced[reason] += 1
+
+    def _put_last(self, output: Any, request: Any, outputs: dict[int, EngineCoreOutputs]) -> None:
+        """Add the last output of a request that has just been finished to this step's."""
         of_client = outputs.setdefault(request.client_index, EngineCoreOutputs())
-        of_client.outputs.append(bounced_output(request, reason))
+        of_client.outputs.append(output)
         if self.finished_req_ids_dict is not None:
             finished = self.finished_req_ids_dict.pop(request.client_index, set())
             of_client.finished_requests = (of_client.finished_requests or set()) | finished
-        self._counters.bounced[reason] += 1
 
     def _check(self, scheduler_output: Any) -> None:
         """Look for rows that are not 1 + K wide; each cause counts once a step."""

@@ -32,6 +32,7 @@ class Ask:
         abort_at: the step before which the client goes away; `late`: while that step runs.
         grammar_delay: steps until its grammar is compiled, if it has one.
         remote: whether the first attempt has its KV computed by prefill.
+        hand_off: prefill's first token reaches the client when an attempt begins, and decode goes on from it.
         priority: the lower, the sooner, where the policy asks for it.
     """
 
@@ -49,6 +50,7 @@ class Ask:
     remote: bool = True
     client: int = 0
     priority: int = 0
+    hand_off: bool = False
 
 
 @dataclass(slots=True)
@@ -83,6 +85,11 @@ class Client:
         return [self.conversation.token(i) for i in range(max(length, 0))]
 
     @property
+    def expected_end(self) -> FinishReason:
+        """Of an answer that has a token."""
+        return FinishReason.STOP if self.expected_output[-1] == STOP else FinishReason.LENGTH
+
+    @property
     def attempt(self) -> int:
         return len(self.bounces)
 
@@ -105,9 +112,11 @@ class Client:
         """
         request_id = f"{self.name}-a{self.attempt}"
         is_ours = self.shape.connector == "lockstep"
-        params = decode_leg_params(PEER, request_id, TOKEN, self.output if is_ours else ())
-        if not (self.ask.remote or self.attempt):
-            params["do_remote_prefill"] = False
+        is_remote = self.ask.remote or self.attempt > 0
+        takes_over = is_ours and is_remote and self.shape.scheduler == "lockstep"
+        hand_off = self.ask.hand_off and takes_over and self.output != self.expected_output
+        params = decode_leg_params(PEER, request_id, TOKEN, self.output if is_ours else (), hand_off=hand_off)
+        params["do_remote_prefill"] = is_remote
         has_grammar = self.ask.grammar_delay is not None
         self.request = Request(
             request_id=request_id,
@@ -124,6 +133,8 @@ class Client:
             arrival_time=float(now),
             block_hasher=get_request_block_hasher(BLOCK_SIZE, sha256),
         )
+        if hand_off:
+            self.output.append(self.conversation.token(len(self.output)))
         self.submit_at = None
         self.grammar_at = now + self.ask.grammar_delay if has_grammar else None
         return self.request
@@ -143,7 +154,10 @@ class Client:
         if output.finish_reason == FinishReason.ABORT and output.stop_reason != Bounce.CONTEXT_LIMIT:
             self.bounces.append(Bounce(output.stop_reason))
             assert not new
-            self.submit_at = now + 2
+            if self.output == self.expected_output:  # it ended with a handed-over token
+                self.finish_reason = self.expected_end
+            else:
+                self.submit_at = now + 2
         else:
             self.finish_reason = output.finish_reason
 
@@ -162,7 +176,5 @@ class Client:
         assert self.output == expected, f"{self.name}: {self.output} is not {expected}"
         if not expected:
             assert self.finish_reason == FinishReason.ABORT  # no room for any token
-        elif expected[-1] == STOP:
-            assert self.finish_reason == FinishReason.STOP
         else:
-            assert self.finish_reason == FinishReason.LENGTH
+            assert self.finish_reason == self.expected_end

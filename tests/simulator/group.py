@@ -126,6 +126,11 @@ class Group:
             scheduler = engine.scheduler
             left = {name: getattr(scheduler, name) for name in _EMPTY_AT_THE_END}
             assert not any(left.values()), left
+            if self.shape.scheduler == "lockstep":
+                assert not scheduler._drafts
+                assert not scheduler._ended
+            if self.shape.connector == "lockstep":
+                assert not scheduler.connector.connector_scheduler._hand_offs
             assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == self.shape.num_blocks - 1
             assert not engine.worker.states
 

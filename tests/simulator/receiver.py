@@ -14,6 +14,8 @@ from vllm.utils.math_utils import cdiv
 from vllm.v1.outputs import KVConnectorOutput
 
 from kv_transfer.decode_ledger import DecodeLedger, Done, Fail, SendCancel
+from kv_transfer.handoff import codec
+from kv_transfer.handoff.worker_meta import HandOffWorkerMetadata
 from kv_transfer.notices import Completed, Failing, Released
 from kv_transfer.params import TOKEN_KEY, PrefillPeer
 
@@ -63,6 +65,7 @@ class Receiver:
         self._expected: dict[str, _Expected] = {}
         self._block_ids: dict[str, list[int]] = {}
         self._report = KVConnectorOutput(finished_recving=set())
+        self._payloads: dict[str, bytes] = {}
 
     @property
     def outstanding(self) -> bool:
@@ -93,6 +96,9 @@ class Receiver:
     def take_report(self) -> KVConnectorOutput:
         """What became of receives since the last call (kv_transfer/worker.py `get_transfer_results`)."""
         report, self._report = self._report, KVConnectorOutput(finished_recving=set())
+        if self._payloads:
+            report.kv_connector_worker_meta = HandOffWorkerMetadata(self._payloads)
+            self._payloads = {}
         return report
 
     def _let_peer_act(self, request_id: str, expected: _Expected, now: int) -> None:
@@ -102,7 +108,7 @@ class Receiver:
         elif is_due and outcome == "complete":
             self._write(expected, whole=True)
             del self._expected[request_id]
-            notice = Completed(request_id, expected.token, 1)
+            notice = Completed(request_id, expected.token, 1, _payload(expected))
             self._do(self._ledger.completed(notice, WRITER, 1, now), now)
         elif is_due and outcome == "fail":
             self._stop_writing(request_id, expected, now)
@@ -136,6 +142,14 @@ class Receiver:
                     if self._shape.reports_ids:
                         self._report.failed_recving.add(request_id)
                     self._report.invalid_block_ids.update(self._block_ids[request_id])
-                case Done(request_id=request_id):
+                case Done(request_id=request_id, payload=payload):
                     del self._block_ids[request_id]
+                    if payload:
+                        self._payloads[request_id] = payload
                     self._report.finished_recving.add(request_id)
+
+
+def _payload(expected: _Expected) -> bytes:
+    """The token after those that prefill computed, and its drafts; read only where it was promised."""
+    index = expected.num_tokens - len(expected.conversation.prompt)
+    return codec.encode(expected.conversation.token(index), expected.conversation.drafts(index + 1))

@@ -75,6 +75,7 @@ def asks(k: int, limit: int) -> st.SearchStrategy[Ask]:
         remote=st.integers(0, 7).map(bool),
         client=st.integers(0, 1),
         priority=st.integers(0, 2),
+        hand_off=st.booleans(),
     )
 
 

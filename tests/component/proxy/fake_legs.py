@@ -26,6 +26,7 @@ CACHED_TOKENS = 3
 PROMPT_LOGPROB = -0.25
 CONTEXT_LIMIT = 256
 EOS_TOKEN_ID = 1
+NOT_FOR_CLIENTS = 2
 TOKENS_A_STEP = 3
 
 Push = tuple[str, str, str]
@@ -37,11 +38,11 @@ class Wire:
 
     def __init__(self) -> None:
         self.pushed: defaultdict[Push, asyncio.Event] = defaultdict(asyncio.Event)
-        self.tokens: dict[Push, tuple[list[int], tuple[int, ...]]] = {}
+        self.tokens: dict[Push, tuple[list[int], tuple[int, ...], bool]] = {}
 
-    def check(self, push: Push, request: EngineCoreRequest, carried: tuple[int, ...]) -> None:
+    def check(self, push: Push, request: EngineCoreRequest, carried: tuple[int, ...], hand_off: bool) -> None:
         """Both legs are of the same prompt and the same tokens after it, whichever comes first."""
-        tokens = (list(request.prompt_token_ids or ()), carried)
+        tokens = (list(request.prompt_token_ids or ()), carried, hand_off)
         if self.tokens.setdefault(push, tokens) != tokens:
             raise InvalidRequestError("the legs differ in their tokens")
 
@@ -53,6 +54,7 @@ class Leg:
     request: EngineCoreRequest
     rank: int
     carried: tuple[int, ...] = ()
+    hand_off: bool = False
     task: asyncio.Task[None] | None = None
 
 

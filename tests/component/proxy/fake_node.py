@@ -17,6 +17,7 @@ from component.proxy.fake_legs import (
     CLOCK_SKEW_S,
     CONTEXT_LIMIT,
     EOS_TOKEN_ID,
+    NOT_FOR_CLIENTS,
     TOKENS_A_STEP,
     Behaviour,
     Leg,
@@ -209,30 +210,30 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
             raise InvalidRequestError(f"rank {add.rank} of {self.num_ranks}")
         if any(leg.request.request_id == request.request_id for leg in self.legs):
             raise InvalidRequestError("request id is in use")
-        push, carried = self._push(request, add.rank)
+        push, carried, hand_off = self._push(request, add.rank)
         if self.set.fail_first:
             self.set.fail_first -= 1
             raise self.set.fail_with
-        leg = Leg(request, add.rank, carried)
+        leg = Leg(request, add.rank, carried, hand_off)
         check_tokens(self.role, leg)
-        self.wire.check(push, request, carried)
+        self.wire.check(push, request, carried, hand_off)
         self.legs.append(leg)
         self.running[request.request_id] = leg
         run = self._prefill if self.role == "prefill" else self._decode
         leg.task = asyncio.create_task(run(leg, push, out))
 
-    def _push(self, request: EngineCoreRequest, rank: int) -> tuple[Push, tuple[int, ...]]:
+    def _push(self, request: EngineCoreRequest, rank: int) -> tuple[Push, tuple[int, ...], bool]:
         assert request.sampling_params is not None
         params = (request.sampling_params.extra_args or {}).get("kv_transfer_params")
         try:
             if self.role == "prefill":
                 sent = parse_prefill_leg(params)
                 engine_id = self.description().ranks[rank].engine_id
-                return (engine_id, request.request_id, sent.token), sent.output_token_ids
+                return (engine_id, request.request_id, sent.token), sent.output_token_ids, sent.hand_off
             leg = parse_decode_leg(params, request.request_id)
         except ValueError as error:
             raise WrongLegError(str(error)) from error
-        return (leg.peer.engine_id, request.request_id, leg.token), leg.output_token_ids
+        return (leg.peer.engine_id, request.request_id, leg.token), leg.output_token_ids, leg.hand_off
 
     async def _pause(self) -> None:
         """Wait until the test sets the `go` that it had given by now."""
@@ -252,7 +253,8 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
             await self._pause()
         output = EngineCoreOutput(
             leg.request.request_id,
-            [prompt[0]],
+            # Without a hand-off the client must not see it.
+            [answer_to(leg.request)[len(leg.carried)] if leg.hand_off else NOT_FOR_CLIENTS],
             finish_reason=FinishReason.LENGTH if self.set.finish_with is None else self.set.finish_with,
             events=events,
             prefill_stats=None
@@ -272,7 +274,10 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
         await self.wire.pushed[push].wait()
         await asyncio.sleep(self.set.delay_s)
         answer = answer_to(leg.request)
-        for start in range(len(leg.carried), len(answer), TOKENS_A_STEP):
+        first = len(leg.carried) + leg.hand_off
+        if first >= len(answer):
+            self._finish(leg)  # prefill's token was the last
+        for start in range(first, len(answer), TOKENS_A_STEP):
             if self.set.pause_after_tokens is not None and start >= self.set.pause_after_tokens:
                 await self._pause()
             tokens = answer[start : start + TOKENS_A_STEP]
@@ -280,7 +285,7 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
                 leg.request.request_id,
                 tokens,
                 prefill_stats=PrefillStats(len(leg.request.prompt_token_ids or ())),
-                events=first_events() if start == len(leg.carried) else None,
+                events=first_events() if start == first else None,
             )
             if start + TOKENS_A_STEP >= len(answer):
                 output.finish_reason = (
@@ -288,7 +293,7 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
                 )
             if self.set.finish_with is not None:
                 end_with(output, self.set.finish_with)
-            elif end is not None and start - len(leg.carried) >= end[0]:
+            elif end is not None and start - first >= end[0]:
                 end_with(output, end[1])
             if output.finish_reason is not None:
                 self._finish(leg)

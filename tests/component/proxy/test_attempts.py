@@ -26,6 +26,13 @@ BOUNCES = {
 }
 
 
+@pytest.fixture
+async def stack(start: Any) -> Stack:
+    """Every token comes from decode, so that its first can be the one that is missing; see test_hand_off.py."""
+    made: Stack = await start("--hand-off", "off")
+    return made
+
+
 async def ask(stack: Stack, **body: Any) -> tuple[int, dict[str, Any]]:
     answer = await stack.http.post("/v1/completions", json={**ASK, **body}, headers={"X-Request-Id": "abc"})
     return answer.status_code, answer.json()
@@ -56,6 +63,7 @@ async def nothing_is_left(stack: Stack) -> None:
 async def two_pairs(start: Any, *flags: str) -> Stack:
     wire = Wire()
     stack: Stack = await start(
+        *("--hand-off", "off"),
         *flags,
         prefill=[FakeNode("prefill", wire, PICO) for _ in range(2)],
         decode=[FakeNode("decode", wire, PICO) for _ in range(2)],
@@ -139,7 +147,7 @@ async def test_stop_string_over_two_attempts(stack: Stack) -> None:
 
 async def test_prompt_logprobs_and_cached_tokens_come_once(start: Any) -> None:
     """From the attempt whose tokens were the first to go out; later prefills are not asked for them."""
-    stack: Stack = await start("--enable-prompt-tokens-details")
+    stack: Stack = await start("--enable-prompt-tokens-details", "--hand-off", "off")
     _, unbroken = await ask(stack, prompt_logprobs=1)
     stack.decode[0].set.ends = [(0, Bounce.PREEMPTED), (6, Bounce.PREEMPTED)]
     _, body = await ask(stack, prompt_logprobs=1)

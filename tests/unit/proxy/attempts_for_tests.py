@@ -31,10 +31,10 @@ def loads(num_ranks: int = 1) -> tuple[RankLoad, RankLoad]:
     return RankLoad(prefill, prefill.ranks[0], 1), RankLoad(decode, decode.ranks[0], 1)
 
 
-def flight(num_ranks: int = 1) -> Flight:
+def flight(num_ranks: int = 1, *, hand_off: bool = False, **params: object) -> Flight:
     """A choice whose first attempt was sent."""
-    made = Flight(FRONT_ID, request(), "ls-0-1", 2)
-    made.begin(*loads(num_ranks))
+    made = Flight(FRONT_ID, request(**params), "ls-0-1", 2)
+    made.begin(*loads(num_ranks), hand_off=hand_off)
     return made
 
 

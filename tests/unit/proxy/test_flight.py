@@ -32,7 +32,7 @@ def again(made: Flight, bounce: Bounce = Bounce.PREEMPTED) -> None:
     """The live attempt is handed back, and the next one is sent."""
     made.on_output("decode", bounced(bounce), OFFSET_S)
     made.attempt_over()
-    made.begin(*loads())
+    made.begin(*loads(), hand_off=False)
 
 
 def types(output: EngineCoreOutput) -> list[EngineCoreEventType]:
@@ -74,7 +74,7 @@ def test_next_attempt_has_a_new_id_and_what_was_passed_on() -> None:
     assert made.on_output("decode", bounced(Bounce.PREEMPTED), OFFSET_S) == []
     made.attempt_over()
     assert (made.attempt, made.next_leg_id, made.tokens) == (None, "ls-0-1-t2", 4)
-    attempt = made.begin(*loads())
+    attempt = made.begin(*loads(), hand_off=False)
     assert (attempt.leg_id, attempt.number, attempt.tokens) == ("ls-0-1-t2", 2, 4)
     assert [a.reason for a in made.attempts] == [AttemptReason.FIRST, AttemptReason.PREEMPTED]
     (output,) = streaming(made, 6, finish_reason=FinishReason.STOP)
@@ -129,7 +129,7 @@ def test_failed_ranks_are_noted_with_their_attempt() -> None:
     made.on_output("decode", bounced(Bounce.KV_LOAD_FAILED), OFFSET_S)
     made.attempt_over()
     assert made.failed_at == {("p", 0): 1, ("d", 0): 1}
-    made.begin(*loads(num_ranks=2)).on_loss("decode")
+    made.begin(*loads(num_ranks=2), hand_off=False).on_loss("decode")
     made.attempt_over()
     assert made.failed_at == {("p", 0): 1, ("d", 0): 2, ("d", 1): 2}
 

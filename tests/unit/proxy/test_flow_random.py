@@ -75,13 +75,13 @@ def run_to_the_end(world: World) -> None:
     world.check()
 
 
-@given(st.lists(st.integers(0, 10**6), min_size=40, max_size=80))
-@settings(max_examples=60, deadline=None)
-def test_any_order_of_events(picks: list[int]) -> None:
+@given(st.lists(st.integers(0, 10**6), min_size=40, max_size=80), st.booleans())
+@settings(max_examples=120, deadline=None)
+def test_any_order_of_events(picks: list[int], hand_off: bool) -> None:
     """Whatever happens to nodes, legs and clients, in whatever order."""
 
     async def play() -> None:
-        world = World()
+        world = World(hand_off)
         for pick in picks:
             events = possible(world)
             events[pick % len(events)]()

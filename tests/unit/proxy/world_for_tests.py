@@ -24,6 +24,7 @@ ADDRESSES: dict[str, Role] = {"p1": "prefill", "p2": "prefill", "d1": "decode", 
 ANSWER_TOKENS = 7
 MAX_ATTEMPTS = 4
 WINDOW_TOKENS = 2
+NOT_FOR_CLIENTS = 8888
 
 
 def answer(choice: int) -> list[int]:
@@ -39,12 +40,13 @@ class Leg:
     leg_id: str
     choice: int
     carried: tuple[int, ...]
+    hand_off: bool
     sent: int = 0
     """Tokens it has sent."""
 
     @property
     def left(self) -> list[int]:
-        return answer(self.choice)[len(self.carried) + self.sent :]
+        return answer(self.choice)[len(self.carried) + self.hand_off + self.sent :]
 
 
 @dataclass
@@ -59,10 +61,12 @@ class Session:
         params, (choice,) = request.sampling_params, request.prompt_token_ids
         transfer = params.extra_args["kv_transfer_params"]
         if ADDRESSES[self.address] == "prefill":
-            carried = parse_prefill_leg(transfer).output_token_ids
+            leg = parse_prefill_leg(transfer)
+            carried = leg.output_token_ids
             assert params.max_tokens == len(carried) + 1
         else:
-            carried = parse_decode_leg(transfer, request_id).output_token_ids
+            leg = parse_decode_leg(transfer, request_id)
+            carried = leg.output_token_ids
             assert len(carried) < params.max_tokens == ANSWER_TOKENS
         assert request.request_id == request_id
         assert int(request_id.rpartition("-t")[2]) <= MAX_ATTEMPTS
@@ -71,7 +75,7 @@ class Session:
         legs = self.world.legs[self.address]
         assert request_id not in self.world.ever[self.address]
         self.world.ever[self.address].add(request_id)
-        legs[request_id] = Leg(self.address, request_id, choice, carried)
+        legs[request_id] = Leg(self.address, request_id, choice, carried, leg.hand_off)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
@@ -84,6 +88,7 @@ class Session:
 class World:
     """A flow, its four nodes, and all that its clients have been told. Needs a running event loop."""
 
+    hand_off: bool = True
     flow: Flow = field(init=False)
     legs: dict[str, dict[str, Leg]] = field(default_factory=lambda: {a: {} for a in ADDRESSES})
     ever: dict[str, set[str]] = field(default_factory=lambda: {a: set() for a in ADDRESSES})
@@ -98,7 +103,9 @@ class World:
         self._ids = ChoiceIds()
         prefill = [a for a, role in ADDRESSES.items() if role == "prefill"]
         decode = [a for a, role in ADDRESSES.items() if role == "decode"]
-        self.flow = Flow(Cluster(prefill, decode), Ranks(WINDOW_TOKENS), 1e6, MAX_ATTEMPTS)
+        self.flow = Flow(
+            Cluster(prefill, decode), Ranks(WINDOW_TOKENS), 1e6, MAX_ATTEMPTS, hand_off=self.hand_off
+        )
         self.flow.bind(self._fail)
         for address in ADDRESSES:
             self.node_up(address)
@@ -149,7 +156,8 @@ class World:
 
     def prefilled(self, leg: Leg) -> None:
         self.pushed.add(leg.leg_id)
-        self.output(leg, [0], FinishReason.LENGTH)
+        token = answer(leg.choice)[len(leg.carried)] if leg.hand_off else NOT_FOR_CLIENTS
+        self.output(leg, [token], FinishReason.LENGTH)
 
     def decoded(self, leg: Leg, most: int) -> None:
         tokens = leg.left[:most]
@@ -170,7 +178,8 @@ class World:
                 self.received[choice] += output.new_token_ids
                 assert self.received[choice] == answer(choice)[: len(self.received[choice])]
                 if output.finish_reason is not None:
-                    assert output.finish_reason is FinishReason.STOP
+                    # With prefill's token the answer ends by its limit: no stop token is asked for.
+                    assert output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
                     assert self.received[choice] == answer(choice)
                     self.ends[choice].append("finished")
 

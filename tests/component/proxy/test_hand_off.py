@@ -1,0 +1,93 @@
+"""Hand-off: prefill's token is the client's first one, and decode goes on after it.
+
+The fake nodes answer as the legs say: with the promise on both, prefill samples the answer's next token and
+decode begins after it.
+"""
+
+import asyncio
+from typing import Any
+
+import pytest
+from component.proxy.stack import Stack, events, until
+from component.proxy.test_attempts import ASK, PROMPT, ask, attempts, carried, nothing_is_left
+
+from lockstep.bounce import Bounce
+
+
+def hand_offs(stack: Stack) -> dict[str, int]:
+    """First tokens by what became of them, without the zeros."""
+    counted = stack.client.flow.metrics.hand_offs.collect()[0].samples
+    return {s.labels["outcome"]: int(s.value) for s in counted if s.name.endswith("_total") and s.value}
+
+
+async def test_first_token_goes_out_before_decode_has_any(stack: Stack) -> None:
+    """While decode still waits for the KV."""
+    stack.decode[0].set.pause_after_tokens = 0
+    async with stack.http.stream("POST", "/v1/completions", json={**ASK, "stream": True}) as answer:
+        lines = (line async for line in answer.aiter_lines() if line.startswith("data: {"))
+        assert '"text":"The"' in await asyncio.wait_for(anext(lines), 5)
+        assert hand_offs(stack) == {"passed_on": 1}
+        stack.decode[0].set.go.set()
+        rest = [line async for line in lines]
+    assert rest
+    await nothing_is_left(stack)
+
+
+async def test_answer_equals_the_one_that_decode_gives_alone(start: Any) -> None:
+    """Text, usage, prompt logprobs and cached tokens."""
+    bodies = []
+    for mode in ("on", "off"):
+        stack: Stack = await start("--enable-prompt-tokens-details", "--hand-off", mode)
+        bodies.append((await ask(stack, prompt_logprobs=1))[1])
+        assert hand_offs(stack) == {"passed_on" if mode == "on" else "off": 1}
+    assert bodies[0]["choices"] == bodies[1]["choices"]
+    assert bodies[0]["usage"] == bodies[1]["usage"]
+    assert bodies[0]["choices"][0]["text"] == PROMPT
+
+
+async def test_answer_that_ends_with_its_first_token(stack: Stack) -> None:
+    """Decode is told to stop, and so is prefill, which may hold the blocks of the push."""
+    stack.decode[0].set.delay_s = 60
+    status, body = await ask(stack, max_tokens=1)
+    assert (status, body["choices"][0]["finish_reason"]) == (200, "length")
+    assert body["usage"]["completion_tokens"] == 1
+    leg = stack.decode_leg().request_id
+    await until(lambda: leg in stack.decode[0].aborted, "decode is told")
+    await until(lambda: leg in stack.prefill[0].aborted, "prefill is told")
+    await nothing_is_left(stack)
+
+
+async def test_stop_token_first(stack: Stack) -> None:
+    """The stop reason is the token, as decode would have said."""
+    ids = (await stack.http.post("/tokenize", json={"model": "pico", "prompt": PROMPT})).json()["tokens"]
+    _, body = await ask(stack, stop_token_ids=[ids[0]])
+    assert (body["choices"][0]["finish_reason"], body["choices"][0]["stop_reason"]) == ("stop", ids[0])
+
+
+async def test_request_with_a_seed_gets_every_token_from_decode(stack: Stack) -> None:
+    """Neither leg is promised anything; greedy sampling draws nothing, so there a seed does not matter."""
+    _, body = await ask(stack, seed=1, temperature=1)
+    assert body["choices"][0]["text"] == PROMPT
+    assert hand_offs(stack) == {"seed": 1}
+    assert "lockstep_hand_off" not in stack.decode_leg().sampling_params.extra_args["kv_transfer_params"]
+    await ask(stack, seed=1)
+    assert hand_offs(stack) == {"seed": 1, "passed_on": 1}
+
+
+async def test_prefill_is_asked_for_the_first_tokens_logprobs(stack: Stack) -> None:
+    """As the client asked."""
+    await ask(stack, logprobs=3)
+    assert stack.prefill_leg().sampling_params.logprobs == 3
+
+
+@pytest.mark.parametrize("after_tokens", [0, 6])
+async def test_next_attempt_carries_the_token_that_was_passed_on(stack: Stack, after_tokens: int) -> None:
+    """One from each attempt's prefill, and what decode gave; the stream has each token once."""
+    stack.decode[0].set.ends = [(after_tokens, Bounce.KV_LOAD_FAILED), (after_tokens, Bounce.PREEMPTED)]
+    _, stream = await events(stack, "/v1/completions", {**ASK, "stream": True})
+    assert "".join(event["choices"][0]["text"] for event in stream) == PROMPT
+    each = after_tokens + 1
+    assert carried(stack.prefill[0]) == carried(stack.decode[0]) == [0, each, 2 * each]
+    assert sum(attempts(stack).values()) == 3
+    assert hand_offs(stack) == {"passed_on": 3}
+    await nothing_is_left(stack)

@@ -28,7 +28,7 @@ BOUNCES = {
 
 @pytest.fixture
 async def stack(start: Any) -> Stack:
-    """Every token comes from decode, so that its first can be the one that is missing; see test_hand_off.py."""
+    """Every token comes from decode, so that its first may be missing; test_hand_off.py has the other way."""
     made: Stack = await start("--hand-off", "off")
     return made
 

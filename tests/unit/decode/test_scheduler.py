@@ -243,3 +243,71 @@ def test_max_tokens_ends_at_the_served_limit() -> None:
     driver = Driver(dataclasses.replace(Shape(), max_model_len=48))
     assert driver.add(prompt_tokens=10, max_tokens=1000).max_tokens == 43 - 10
     assert driver.add("s", prompt_tokens=10, max_tokens=20).max_tokens == 20
+
+
+def first_decode_outputs(driver: Driver, request: Any) -> list[Any]:
+    for _ in range(20):
+        outputs, _ = driver.step()
+        if outputs:
+            return [output for output in outputs if output.request_id == request.request_id]
+    raise AssertionError("no output")
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_goes_on_from_the_token_that_was_handed_over(asynchronous: bool) -> None:
+    """Its first step verifies prefill's drafts and gives what follows; nothing of the prompt is computed."""
+    shape = Shape(asynchronous=asynchronous)
+    driver = Driver(shape)
+    seed = next(seed for seed in range(50) if _num_right(seed, shape) == shape.num_speculative_tokens)
+    request = driver.add(hand_off=True, seed=seed)
+    (output,) = first_decode_outputs(driver, request)
+    truth = Client(Ask(seed=seed), "r", shape).conversation
+    assert output.new_token_ids == [truth.token(i) for i in (1, 2, 3)]
+    assert request.output_token_ids[:4] == [truth.token(i) for i in range(4)]
+    assert (output.prefill_stats.num_computed_tokens, request.num_prompt_tokens) == (0, 10)
+    counters = driver.scheduler.lockstep_counters()
+    assert (counters["hand_offs"], counters["handed_over_drafts"], counters["padded_arrivals"]) == (1, 2, 0)
+
+
+def _num_right(seed: int, shape: Shape) -> int:
+    truth = Client(Ask(seed=seed), "r", shape).conversation
+    return sum(draft == truth.token(1 + i) for i, draft in enumerate(truth.drafts(1)))
+
+
+@pytest.mark.parametrize(
+    ("ask", "reason"), [({"max_tokens": 1}, FinishReason.LENGTH), ({"stop_at": 0}, FinishReason.STOP)]
+)
+def test_request_that_ends_with_the_handed_over_token(ask: dict[str, Any], reason: FinishReason) -> None:
+    """It ends by vLLM's rule, without tokens, and without a row."""
+    driver = Driver(Shape())
+    request = driver.add(hand_off=True, **ask)
+    (output,) = driver.step_until(request.request_id)
+    assert (output.new_token_ids, output.finish_reason) == ([], reason)
+    driver.step()
+    assert driver.engine.worker.states == driver.scheduler.requests == {}
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x09rubbish"])
+def test_promised_and_missing_is_a_failed_load(payload: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The token that the client may have had cannot be sampled again."""
+    driver = Driver(Shape())
+    request = driver.add(hand_off=True)
+    connector = driver.scheduler.connector.connector_scheduler
+    monkeypatch.setattr(connector, "take_hand_off", lambda request_id: payload)
+    (output,) = driver.step_until(request.request_id)
+    assert output.stop_reason == Bounce.KV_LOAD_FAILED
+    assert driver.scheduler.lockstep_counters()["hand_offs"] == 0
+
+
+def test_drafts_that_the_grammar_forbids_are_placeholders() -> None:
+    """The row keeps its width; the allowed ones before them are verified."""
+    driver = Driver(Shape())
+    shape = driver.engine.shape
+    seed = next(seed for seed in range(50) if _num_right(seed, shape) == 1)
+    client = Client(Ask(hand_off=True, seed=seed, grammar_delay=0), "r", shape)
+    request = client.make_request(0)
+    client.compile_grammar()
+    driver.engine.add(request, client.conversation, Push(delay=0))
+    assert len(first_decode_outputs(driver, request)[0].new_token_ids) == 2
+    counters = driver.scheduler.lockstep_counters()
+    assert (counters["handed_over_drafts"], counters["padded_arrivals"]) == (1, 1)

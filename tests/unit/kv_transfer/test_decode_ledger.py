@@ -199,3 +199,18 @@ def test_early_failure_tells_the_client_and_keeps_the_fence() -> None:
 def test_early_failure_with_another_token_is_ignored() -> None:
     """Nobody else can fail the request."""
     assert opened().failing(Failing(RID, "b" * 32, "forged")) == []
+
+
+def test_every_writer_must_hand_over_the_same() -> None:
+    """Decode could not go on from two tokens; the blocks are its own again once all have written."""
+    book = opened()
+    assert book.completed(completed(b"1"), "w0", 2, now=3) == []
+    failed = [Fail(RID, "hand_off_mismatch"), Done(RID, received=False)]
+    assert book.completed(completed(b"2"), "w1", 2, now=3) == failed
+
+
+def test_writers_that_hand_over_nothing_leave_it_to_the_others() -> None:
+    """Of a pipeline only the last stage samples."""
+    book = opened()
+    assert book.completed(completed(b"1"), "w0", 2, now=3) == []
+    assert book.completed(completed(b""), "w1", 2, now=3) == [Done(RID, True, b"1", 3)]

@@ -154,3 +154,18 @@ def test_carried_tokens_that_are_no_token_ids_are_refused(value: Any) -> None:
         parse_prefill_leg(prefill_leg_params(TOKEN) | params)
     with pytest.raises(ValueError, match="lockstep_output_token_ids"):
         parse_decode_leg(decode_leg_params(PEER, REQUEST_ID, TOKEN) | params, REQUEST_ID)
+
+
+def test_hand_off_is_told_to_both_legs() -> None:
+    """Absent unless promised, so that legs without it are as they were."""
+    peer = PrefillPeer("p0", "127.0.0.1", 5600, 1)
+    assert parse_prefill_leg(prefill_leg_params("a" * 32, hand_off=True)).hand_off
+    assert parse_decode_leg(decode_leg_params(peer, "ls-0", "a" * 32, hand_off=True), "ls-0").hand_off
+    assert not parse_prefill_leg(prefill_leg_params("a" * 32)).hand_off
+    assert "lockstep_hand_off" not in decode_leg_params(peer, "ls-0", "a" * 32)
+
+
+def test_hand_off_is_a_boolean() -> None:
+    """Nothing that is merely true."""
+    with pytest.raises(ValueError, match="lockstep_hand_off must be true or false"):
+        parse_prefill_leg(prefill_leg_params("a" * 32) | {"lockstep_hand_off": 1})

@@ -456,3 +456,37 @@ def test_what_cannot_be_streamed_is_written_whole_at_the_end(layout: GroupLayout
     assert book.finished(RID, BLOCKS, TOKEN, now=1) == [
         Write(RID, 1, BLOCKS, ((8, 9),), one_of_two, streamed=False)
     ]
+
+
+def complete_with(payload: bytes) -> Complete:
+    return Complete(RID, registration(), 0, 0.0, payload)
+
+
+def test_what_was_sampled_goes_with_the_completion() -> None:
+    """Whether decode has registered by then or not."""
+    book = ledger()
+    assert book.sampled(RID, TOKEN, b"first", now=0) == []
+    book.finished(RID, BLOCKS, TOKEN, now=0)
+    (write,) = book.registered(registration(), now=0)
+    start(book, write)
+    assert complete_with(b"first") in book.settled(write, 0, None, now=0)
+
+
+def test_preemption_takes_back_what_was_sampled() -> None:
+    """The prompt is computed anew, and another token may be sampled."""
+    book = ledger()
+    book.sampled(RID, TOKEN, b"first", now=0)
+    book.preempted(RID)
+    book.sampled(RID, TOKEN, b"second", now=0)
+    book.finished(RID, BLOCKS, TOKEN, now=0)
+    (write,) = book.registered(registration(), now=0)
+    start(book, write)
+    assert complete_with(b"second") in book.settled(write, 0, None, now=0)
+
+
+def test_nothing_is_kept_of_what_was_sampled_after_a_cancel() -> None:
+    """Decode does not want it any more."""
+    book = ledger()
+    book.cancelled(cancel(), now=0)
+    assert book.sampled(RID, TOKEN, b"first", now=0) == []
+    assert not book.outstanding

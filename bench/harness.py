@@ -6,7 +6,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from system.harness import Series, Stack, complete_all, completion_body, run_stack, wait_until
-from system.servers import run_reference
+from system.prompts import prompts
+from system.servers import run_proxy, run_reference
 from system.vllm_plugin import write_vllm_plugin
 
 __all__ = [
@@ -14,6 +15,8 @@ __all__ = [
     "Stack",
     "complete_all",
     "completion_body",
+    "prompts",
+    "run_proxy",
     "run_reference",
     "run_stack",
     "wait_until",

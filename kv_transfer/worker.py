@@ -17,7 +17,7 @@ from kv_transfer import decode_ledger
 from kv_transfer.agent import agent_for_worker
 from kv_transfer.config import ConnectorOptions
 from kv_transfer.counters import KVCounters
-from kv_transfer.device import record_event
+from kv_transfer.device import copy_to_host, record_event
 from kv_transfer.groups import group_layouts
 from kv_transfer.handoff import codec
 from kv_transfer.host import keep_cpu_affinity
@@ -119,7 +119,7 @@ class LockstepPushWorker(NixlPushConnectorWorker):
         It is copied behind the work that makes it, and read by the writer thread once that is done.
         """
         tokens, self._first_tokens = self._first_tokens, {}
-        copied = token_ids.to("cpu", non_blocking=True)
+        copied = copy_to_host(token_ids)
         rows = [(request_id, tokens[request_id]) for request_id in request_ids]
         with self._writer.lock:
             self._writer.steps.put(partial(self._add_hand_offs, rows, copied), record_event(self.device_type))

@@ -28,6 +28,8 @@ class StepCount:
 class SchedulerCounts:
     """What the scheduler of a decode rank has counted."""
 
+    hand_offs: int
+    handed_over_drafts: int
     padded_arrivals: int
     reentries: int
     placeholder_drafts: int

@@ -14,14 +14,18 @@ from lockstep.node import flags, support
 from lockstep.node.config import NodeConfig
 from lockstep.node.role import Role, kv_transfer_params
 
+GPU_WORKER = "prefill_node.gpu_worker.PrefillGpuWorker"
+
 
 def apply_flags(args: AsyncEngineArgs, config: NodeConfig) -> None:
-    """Produce KV; leave the graphs to vLLM where there are any."""
+    """Produce KV and first tokens; leave the graphs to vLLM where there are any."""
     support.check_flags(args)
     set_connector(args, "prefill", config)
     flags.set_owned(args, "scheduler_cls", SCHEDULER)
     if current_platform.is_cpu():
         flags.default_compilation(args, cudagraph_mode=CUDAGraphMode.NONE)
+    elif current_platform.is_cuda() and args.worker_cls == "auto":
+        args.worker_cls = GPU_WORKER
 
 
 def check_config(vllm_config: VllmConfig) -> None:

@@ -57,7 +57,11 @@ class Dispatcher:
             tp_size=prefill.rank.tensor_parallel_size,
         )
         carried = flight.output_token_ids
-        held_back = held_back_because(flight.request.sampling_params, enabled=self._hand_off)
+        held_back = held_back_because(
+            flight.request.sampling_params,
+            decode.node.description.engine.scheduler_cls,
+            enabled=self._hand_off,
+        )
         hand_off = held_back is None
         attempt = flight.begin(prefill, decode, hand_off=hand_off)
         if held_back is not None:

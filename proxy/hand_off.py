@@ -11,15 +11,23 @@ from vllm.v1.request import RequestStatus
 
 from proxy.metrics import HandOffOutcome
 
+_STOCK_SCHEDULERS = "kv_transfer.carried.vllm_schedulers."
 
-def held_back_because(params: SamplingParams, *, enabled: bool) -> HandOffOutcome | None:
+
+def held_back_because(
+    params: SamplingParams, decode_scheduler: str, *, enabled: bool
+) -> HandOffOutcome | None:
     """None if decode goes on exactly from the token that prefill samples.
+
+    `decode_scheduler`: the class, as the node describes it; vLLM's own does not take a token over.
 
     A request with a seed has a random generator of its own, and each engine starts it anew
     (v1/worker/gpu_model_runner.py:1254).
     """
     if not enabled:
         return HandOffOutcome.OFF
+    if decode_scheduler.startswith(_STOCK_SCHEDULERS):
+        return HandOffOutcome.DECODE_SCHEDULER
     return HandOffOutcome.SEED if params.sampling_type == SamplingType.RANDOM_SEED else None
 
 

@@ -57,6 +57,8 @@ class HandOffOutcome(StrEnum):
     """The client got it as soon as it was there, and decode went on from it."""
     SEED = "seed"
     """Held back: decode's generator of random numbers would start anew after it."""
+    DECODE_SCHEDULER = "decode_scheduler"
+    """Held back: the decode node runs vLLM's own scheduler (--scheduler stock)."""
     OFF = "off"
     """Held back: --hand-off off."""
 

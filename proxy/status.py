@@ -208,6 +208,8 @@ def _rank_counts(status: pb.RankStatus) -> schema.RankCounts:
 def _scheduler_counts(counted: pb.SchedulerStatus) -> schema.SchedulerCounts:
     return schema.SchedulerCounts(
         padded_arrivals=counted.padded_arrivals,
+        hand_offs=counted.hand_offs,
+        handed_over_drafts=counted.handed_over_drafts,
         reentries=counted.reentries,
         placeholder_drafts=counted.placeholder_drafts,
         bounced_by_reason=dict(counted.bounced),

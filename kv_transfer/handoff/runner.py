@@ -39,8 +39,7 @@ class HandOffRunnerMixin:
 
 def _first_and_drafts(sampled: torch.Tensor, drafts: Any, rows: list[int]) -> torch.Tensor:
     """[rows, 1 + K] on the device, [rows, 1] without drafts; copies, since the runner reuses its tensors."""
-    index = torch.tensor(rows, device=sampled.device)
-    columns = [sampled[index, :1].to(torch.int64)]
-    if isinstance(drafts, torch.Tensor):
-        columns.append(drafts[index].to(torch.int64))
-    return torch.cat(columns, dim=1)
+    # One by one: an index made on the host would have to be copied to the device, which waits for it.
+    if not isinstance(drafts, torch.Tensor):
+        return torch.stack([sampled[row, :1] for row in rows]).to(torch.int64)
+    return torch.stack([torch.cat([sampled[row, :1].to(drafts.dtype), drafts[row]]) for row in rows])

@@ -32,6 +32,18 @@ class NodeMetrics:
         self.accepted_tokens = Counter(
             "lockstep_accepted_tokens", "Draft tokens accepted.", ["rank"], registry=self.registry
         )
+        self.hand_offs = Counter(
+            "lockstep_decode_hand_offs",
+            "Requests that went on from prefill's first token.",
+            ["rank"],
+            registry=self.registry,
+        )
+        self.handed_over_drafts = Counter(
+            "lockstep_decode_handed_over_drafts",
+            "Drafts that came with prefill's first token and were scheduled.",
+            ["rank"],
+            registry=self.registry,
+        )
         self.padded_arrivals = Counter(
             "lockstep_decode_padded_arrivals",
             "Requests whose first row was filled up to 1 + K tokens with placeholders.",

@@ -10,6 +10,8 @@ class SchedulerTelemetry:
 
     def __init__(self, metrics: NodeMetrics) -> None:
         self._totals = {
+            "hand_offs": metrics.hand_offs,
+            "handed_over_drafts": metrics.handed_over_drafts,
             "padded_arrivals": metrics.padded_arrivals,
             "reentries": metrics.reentries,
             "placeholder_drafts": metrics.placeholder_drafts,

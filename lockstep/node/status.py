@@ -34,6 +34,8 @@ def _scheduler_status(metrics: NodeMetrics, rank: str) -> pb.SchedulerStatus | N
     if not _of_rank(metrics.padded_arrivals, rank):
         return None
     return pb.SchedulerStatus(
+        hand_offs=_value(metrics.hand_offs, rank),
+        handed_over_drafts=_value(metrics.handed_over_drafts, rank),
         padded_arrivals=_value(metrics.padded_arrivals, rank),
         reentries=_value(metrics.reentries, rank),
         placeholder_drafts=_value(metrics.placeholder_drafts, rank),

@@ -301,7 +301,7 @@ class RankStatus(_message.Message):
     def __init__(self, global_rank: _Optional[int] = ..., load: _Optional[_Union[RankLoad, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[StepCount, _Mapping]]] = ..., step_records_dropped: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., kv: _Optional[_Union[KVStatus, _Mapping]] = ..., scheduler: _Optional[_Union[SchedulerStatus, _Mapping]] = ...) -> None: ...
 
 class SchedulerStatus(_message.Message):
-    __slots__ = ("padded_arrivals", "placeholder_drafts", "bounced", "violations", "reentries")
+    __slots__ = ("padded_arrivals", "placeholder_drafts", "bounced", "violations", "reentries", "hand_offs", "handed_over_drafts")
     class BouncedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -321,12 +321,16 @@ class SchedulerStatus(_message.Message):
     BOUNCED_FIELD_NUMBER: _ClassVar[int]
     VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
     REENTRIES_FIELD_NUMBER: _ClassVar[int]
+    HAND_OFFS_FIELD_NUMBER: _ClassVar[int]
+    HANDED_OVER_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     padded_arrivals: int
     placeholder_drafts: int
     bounced: _containers.ScalarMap[str, int]
     violations: _containers.ScalarMap[str, int]
     reentries: int
-    def __init__(self, padded_arrivals: _Optional[int] = ..., placeholder_drafts: _Optional[int] = ..., bounced: _Optional[_Mapping[str, int]] = ..., violations: _Optional[_Mapping[str, int]] = ..., reentries: _Optional[int] = ...) -> None: ...
+    hand_offs: int
+    handed_over_drafts: int
+    def __init__(self, padded_arrivals: _Optional[int] = ..., placeholder_drafts: _Optional[int] = ..., bounced: _Optional[_Mapping[str, int]] = ..., violations: _Optional[_Mapping[str, int]] = ..., reentries: _Optional[int] = ..., hand_offs: _Optional[int] = ..., handed_over_drafts: _Optional[int] = ...) -> None: ...
 
 class StepCount(_message.Message):
     __slots__ = ("mode", "cause", "count", "origin")

@@ -122,6 +122,7 @@ async def test_stream_that_fails_before_its_first_token_has_a_status(
     stack: Stack, path: str, body: dict[str, Any]
 ) -> None:
     """The same status and body as without streaming, though vLLM began to answer with a 200."""
+    stack.prefill[0].set.delay_s = 5  # its token would be one
     answers = []
     for stream in (False, True):
         stack.decode[0].set.fail_first = 8  # all attempts

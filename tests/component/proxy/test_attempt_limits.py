@@ -105,7 +105,7 @@ async def test_deadline_goes_on_over_attempts(start: Any) -> None:
 
 async def test_request_that_was_sent_before_goes_ahead_of_new_ones(start: Any) -> None:
     """Its client waits in mid-stream; the queue's others have seen nothing yet."""
-    stack: Stack = await start("--prefill-window-tokens", "1")
+    stack: Stack = await start("--prefill-window-tokens", "1", "--hand-off", "off")
     prefill, decode = stack.prefill[0], stack.decode[0]
     decode.set.ends, decode.set.pause_after_tokens = [(6, Bounce.PREEMPTED)], 6
     bounced = asyncio.create_task(ask(stack))
@@ -125,7 +125,7 @@ async def test_request_that_was_sent_before_goes_ahead_of_new_ones(start: Any) -
 @pytest.mark.parametrize("phase", ["queued", "prefill", "decode"])
 async def test_disconnect_during_a_later_attempt(start: Any, phase: str) -> None:
     """While the choice waits for its next attempt, and on either side: nothing is left anywhere."""
-    stack: Stack = await start("--prefill-window-tokens", "1")
+    stack: Stack = await start("--prefill-window-tokens", "1", "--hand-off", "off")
     prefill, decode = stack.prefill[0], stack.decode[0]
     decode.set.ends, decode.set.pause_after_tokens = [(6, Bounce.PREEMPTED)], 6
     async with httpx.AsyncClient(base_url=stack.http.base_url) as leaver:

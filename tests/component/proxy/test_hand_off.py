@@ -8,6 +8,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from component.proxy.fake_legs import CACHED_TOKENS
 from component.proxy.stack import Stack, events, until
 from component.proxy.test_attempts import ASK, PROMPT, ask, attempts, carried, nothing_is_left
 
@@ -33,16 +34,17 @@ async def test_first_token_goes_out_before_decode_has_any(stack: Stack) -> None:
     await nothing_is_left(stack)
 
 
-async def test_answer_equals_the_one_that_decode_gives_alone(start: Any) -> None:
+@pytest.mark.parametrize(("mode", "outcome"), [("on", "passed_on"), ("off", "off")])
+async def test_answer_is_the_same_with_and_without(start: Any, mode: str, outcome: str) -> None:
     """Text, usage, prompt logprobs and cached tokens."""
-    bodies = []
-    for mode in ("on", "off"):
-        stack: Stack = await start("--enable-prompt-tokens-details", "--hand-off", mode)
-        bodies.append((await ask(stack, prompt_logprobs=1))[1])
-        assert hand_offs(stack) == {"passed_on" if mode == "on" else "off": 1}
-    assert bodies[0]["choices"] == bodies[1]["choices"]
-    assert bodies[0]["usage"] == bodies[1]["usage"]
-    assert bodies[0]["choices"][0]["text"] == PROMPT
+    stack: Stack = await start("--enable-prompt-tokens-details", "--hand-off", mode)
+    _, body = await ask(stack, prompt_logprobs=1)
+    assert hand_offs(stack) == {outcome: 1}
+    (choice,), usage = body["choices"], body["usage"]
+    assert (choice["text"], choice["finish_reason"]) == (PROMPT, "stop")
+    assert len(choice["prompt_logprobs"]) == usage["prompt_tokens"]
+    assert usage["completion_tokens"] == usage["prompt_tokens"] + 1
+    assert usage["prompt_tokens_details"]["cached_tokens"] == CACHED_TOKENS
 
 
 async def test_answer_that_ends_with_its_first_token(stack: Stack) -> None:

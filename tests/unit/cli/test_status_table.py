@@ -95,8 +95,8 @@ def test_trouble_is_said_in_words() -> None:
 
 def test_what_the_decode_scheduler_did_is_a_line_of_its_own() -> None:
     """Only where it did something."""
-    scheduled = SchedulerCounts(1200, 3, 2400, {"lockstep_preempted": 4}, {"short_drafts": 2})
-    nothing = SchedulerCounts(0, 0, 0, {}, {})
+    scheduled = SchedulerCounts(0, 0, 1200, 3, 2400, {"lockstep_preempted": 4}, {"short_drafts": 2})
+    nothing = SchedulerCounts(0, 0, 0, 0, 0, {}, {})
     ranks = [rank(0, replace(COUNTS, scheduler=scheduled)), rank(1, replace(COUNTS, scheduler=nothing))]
     lines = shown(document([node("decode", "d:1", ranks)]), width=200)
     assert [line for line in lines if line.startswith("Rows of")] == [

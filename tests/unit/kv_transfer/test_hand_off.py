@@ -1,11 +1,16 @@
 """The hand-off's parts: its bytes, whose first token a step samples, and what several workers were told."""
 
 import struct
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+from vllm.utils.import_utils import resolve_obj_by_qualname
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from kv_transfer.handoff import codec, runner, worker_meta
 from kv_transfer.handoff.codec import HandOff, HandOffError
@@ -13,6 +18,9 @@ from kv_transfer.handoff.runner import HandOffRunnerMixin
 from kv_transfer.handoff.sampling import FirstTokenTracker
 from kv_transfer.handoff.worker_meta import HandOffWorkerMetadata
 from kv_transfer.notices import MAX_PAYLOAD_BYTES
+from lockstep.node.config import NodeConfig
+from prefill_node.gpu_worker import PrefillGpuModelRunner, PrefillGpuWorker
+from prefill_node.service import GPU_WORKER, ROLE
 
 TOKEN = "a" * 32
 LIMITS = {"num_drafts": 3, "vocab_size": 100}
@@ -161,3 +169,19 @@ def test_runner_hands_over_nothing_that_is_not_awaited(monkeypatch: pytest.Monke
     worker = connect(monkeypatch, {})
     assert _Runner(None).sample_tokens(None) == "output"
     assert worker.handed == []
+
+
+def test_prefill_worker_on_cuda_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found as vLLM finds it (v1/worker/worker_base.py:285), unless the user chose one."""
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
+    for given, expected in (("auto", GPU_WORKER), ("mine.Worker", "mine.Worker")):
+        args = AsyncEngineArgs(model=str(Path(__file__).parents[3] / "models" / "pico"), worker_cls=given)
+        ROLE.apply_flags(args, NodeConfig())
+        assert args.worker_cls == expected
+    assert resolve_obj_by_qualname(GPU_WORKER) is PrefillGpuWorker
+    assert PrefillGpuModelRunner.__mro__[1:3] == (HandOffRunnerMixin, GPUModelRunner)
+    made = PrefillGpuWorker.__new__(PrefillGpuWorker)
+    vars(made).update(use_v2_model_runner=False, vllm_config="c", device="d")
+    monkeypatch.setattr(GPUModelRunner, "__init__", lambda self, *args: None)
+    assert type(made._make_model_runner()) is PrefillGpuModelRunner

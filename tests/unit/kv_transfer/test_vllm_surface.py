@@ -147,6 +147,7 @@ def test_metadata_is_extended_by_copying_its_fields() -> None:
     assert vars(ours).keys() - vars(stock).keys() == {
         "cancels",
         "tokens",
+        "first_tokens",
         "chunks",
         "preempted",
         "ended",

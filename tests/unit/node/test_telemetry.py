@@ -108,6 +108,7 @@ async def test_a_cause_is_logged_the_first_time_on_each_rank(caplog: pytest.LogC
 def scheduler_counts(padded: int, **by_label: dict[str, int]) -> dict[str, Any]:
     counters = SchedulerCounters()
     counters.padded_arrivals, counters.placeholder_drafts, counters.reentries = padded, 2 * padded, 1
+    counters.hand_offs, counters.handed_over_drafts = 3 * padded, 4 * padded
     counters.bounced.update({Bounce(reason): n for reason, n in by_label.get("bounced", {}).items()})
     counters.violations.update({Violation(cause): n for cause, n in by_label.get("violations", {}).items()})
     return counters.snapshot()
@@ -123,6 +124,8 @@ async def test_what_the_scheduler_counts_is_told() -> None:
         await polled([says([], scheduler=first), says([])], [says([], scheduler=second), says([])])
     ).status("i1")
     assert status.ranks[0].scheduler == pb.SchedulerStatus(
+        hand_offs=15,
+        handed_over_drafts=20,
         padded_arrivals=5,
         placeholder_drafts=10,
         reentries=1,

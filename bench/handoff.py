@@ -1,0 +1,181 @@
+"""What the hand-off of first token and drafts saves: one prefill and one decode rank, with it and without.
+
+    python -m bench.handoff [--requests 24] [--skip-plain]
+
+The same greedy prompts go, one at a time, through two proxies over the same two nodes, in turn: one passes on
+prefill's token and lets decode verify its drafts, the other (`--hand-off off`) takes every token from decode.
+Prints medians and means, and exits with 1 where the answers differ from each other or from plain vLLM's, where
+the first decode step gives no more than 1.5 tokens, or where the client's first token comes later than 1.1
+times prefill's.
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench.harness import complete_all, completion_body, run_proxy, run_reference, run_stack
+from bench.harness import prompts as text_prompts
+
+LENGTHS = (8, 32, 100, 128, 200, 256, 300, 400)
+MAX_TOKENS = 32
+SERVED_CONTEXT = "4091"
+"""Of the stack by default: 4096 - K * 2 batches in flight - 1."""
+LEAST_FIRST_STEP_TOKENS = 1.5
+MOST_TTFT_SHARE = 1.1
+
+_LOGGED = re.compile(r"prefilled_ms=(?P<prefilled>[\d.]+) first_token_ms=(?P<first>[\d.]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One streamed answer. `chunks`: tokens of each output of the engine, as they came; times in seconds."""
+
+    token_ids: list[int]
+    chunks: list[int]
+    ttft_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """What one proxy gave. `prefilled_ms` and `first_ms`: by its own log, from arrival."""
+
+    answers: list[Answer]
+    prefilled_ms: list[float]
+    first_ms: list[float]
+    from_prefill: bool
+    """Whether the first token is prefill's, and the second output decode's first step."""
+
+    @property
+    def first_step_tokens(self) -> float:
+        """Mean number of tokens that decode's first step gives."""
+        return statistics.mean(answer.chunks[self.from_prefill] for answer in self.answers)
+
+    @property
+    def decode_steps(self) -> float:
+        """Mean number of decode steps that gave tokens, for an answer."""
+        return statistics.mean(len(answer.chunks) - self.from_prefill for answer in self.answers)
+
+    def median_ms(self, name: str) -> float:
+        """Of one of the answers' times."""
+        return 1000 * statistics.median(getattr(answer, name) for answer in self.answers)
+
+    @property
+    def ttft_share(self) -> float:
+        """First token at the proxy's front end over "prefill sampled", both from arrival; the median."""
+        pairs = zip(self.first_ms, self.prefilled_ms, strict=True)
+        return statistics.median(first / prefilled for first, prefilled in pairs)
+
+
+async def stream(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
+    """Read one answer to its end."""
+    token_ids: list[int] = []
+    chunks: list[int] = []
+    started, first_s = time.monotonic(), 0.0
+    async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
+        answer.raise_for_status()
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            for choice in json.loads(line[len("data: ") :])["choices"]:
+                if new := choice.get("token_ids"):
+                    first_s = first_s or time.monotonic() - started
+                    token_ids += new
+                    chunks.append(len(new))
+    return Answer(token_ids, chunks, first_s, time.monotonic() - started)
+
+
+async def measure(urls: Sequence[str], bodies: Sequence[dict[str, Any]]) -> list[list[Answer]]:
+    """Each body through each proxy, one at a time, the proxies in turn."""
+    answers: list[list[Answer]] = [[] for _ in urls]
+    for body in bodies:
+        for url, taken in zip(urls, answers, strict=True):
+            async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+                taken.append(await stream(client, body))
+    return answers
+
+
+def logged(log: Path, count: int) -> tuple[list[float], list[float]]:
+    """(prefilled_ms, first_token_ms) of the last `count` choices of a proxy's log."""
+    found = _LOGGED.findall(log.read_text())[-count:]
+    return [float(prefilled) for prefilled, _ in found], [float(first) for _, first in found]
+
+
+def report(on: Mode, off: Mode) -> None:
+    """A table of both."""
+    rows = [
+        ("tokens in decode's first step, mean", on.first_step_tokens, off.first_step_tokens),
+        ("decode steps an answer, mean", on.decode_steps, off.decode_steps),
+        ("client TTFT, ms, median", on.median_ms("ttft_s"), off.median_ms("ttft_s")),
+        ("whole answer, ms, median", on.median_ms("total_s"), off.median_ms("total_s")),
+        (
+            "prefill sampled after arrival, ms, median",
+            statistics.median(on.prefilled_ms),
+            statistics.median(off.prefilled_ms),
+        ),
+        ("first token / prefill sampled, median", on.ttft_share, off.ttft_share),
+    ]
+    print(f"{'':<44}{'on':>10}{'off':>10}")
+    for name, with_it, without in rows:
+        print(f"{name:<44}{with_it:>10.2f}{without:>10.2f}")
+
+
+def problems(on: Mode, off: Mode, plain: list[list[int]] | None) -> list[str]:
+    """What is not as it has to be."""
+    found = []
+    ids = [answer.token_ids for answer in on.answers]
+    if ids != [answer.token_ids for answer in off.answers]:
+        found.append("the answers differ with and without the hand-off")
+    if plain is not None and ids != plain:
+        found.append("the answers differ from plain vLLM's")
+    if on.first_step_tokens <= LEAST_FIRST_STEP_TOKENS:
+        found.append(f"decode's first step gives {on.first_step_tokens:.2f} tokens")
+    if on.ttft_share > MOST_TTFT_SHARE:
+        found.append(f"the first token comes at {on.ttft_share:.2f} of the time at which prefill has it")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--requests", type=int, default=24)
+    parser.add_argument("--skip-plain", action="store_true", help="do not compare with plain vLLM")
+    arguments = parser.parse_args()
+    lengths = [LENGTHS[number % len(LENGTHS)] for number in range(arguments.requests)]
+    bodies = [completion_body(prompt, max_tokens=MAX_TOKENS) for prompt in text_prompts(lengths, seed=11)]
+    plain = None
+    with tempfile.TemporaryDirectory() as scratch:
+        reference, stack_dir, proxy_dir = (Path(scratch) / name for name in ("plain", "stack", "proxy"))
+        for directory in (reference, stack_dir, proxy_dir):
+            directory.mkdir()
+        if not arguments.skip_plain:
+            with run_reference(reference, "--max-model-len", SERVED_CONTEXT) as url:
+                answers = asyncio.run(complete_all(url, bodies, concurrency=8))
+                plain = [answer["choices"][0]["token_ids"] for answer in answers]
+        with (
+            run_stack(stack_dir, "--decode-ranks", "1") as stack,
+            run_proxy([stack.prefill], [stack.decode], proxy_dir, "--hand-off", "off") as off_url,
+        ):
+            urls = (stack.url, off_url)
+            asyncio.run(measure(urls, bodies[:3]))
+            on, off = asyncio.run(measure(urls, bodies))
+            on_log = next(iter((stack_dir / "logs").glob("proxy*.log")))
+            with_it = Mode(on, *logged(on_log, len(bodies)), from_prefill=True)
+            without = Mode(off, *logged(proxy_dir / "proxy.log", len(bodies)), from_prefill=False)
+    report(with_it, without)
+    found = problems(with_it, without, plain)
+    sys.exit("\n".join(found) if found else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -4,9 +4,9 @@
 
 The same greedy prompts go, one at a time, through two proxies over the same two nodes, in turn: one passes on
 prefill's token and lets decode verify its drafts, the other (`--hand-off off`) takes every token from decode.
-Prints medians and means, and exits with 1 where the answers differ from each other or from plain vLLM's, where
-the first decode step gives no more than 1.5 tokens, or where the client's first token comes later than 1.1
-times prefill's.
+Prints medians and means, and exits with 1 where the answers differ from each other or from plain vLLM's,
+where the first decode step gives no more than 1.5 tokens, or where the client's first token comes later than
+1.1 times prefill's.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The hand-off on real engines: prefill's first token goes out, and decode goes on from it with real drafts."""
+"""The hand-off on real engines: prefill's token goes out, and decode goes on from it with real drafts."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -21,7 +21,12 @@ from vllm.config import KVTransferConfig, set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
-from vllm.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
+from vllm.distributed.parallel_state import (
+    destroy_distributed_environment,
+    destroy_model_parallel,
+    init_distributed_environment,
+    initialize_model_parallel,
+)
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -40,6 +45,8 @@ BLOCK_SIZE = 32  # what vLLM's CPU attention backend allows
 LAYERS = ("layers.0", "layers.1")
 HEADS, HEAD_SIZE = 2, 8
 STEP_TOKENS = 64
+FIRST_AND_DRAFTS = [7, 8, 9]
+"""What prefill samples and drafts after any prompt."""
 
 
 class Engine:
@@ -168,6 +175,7 @@ class Engine:
         for worker in self.workers:
             worker.start_load_kv(None)  # type: ignore[arg-type]
             worker.wait_for_save()
+            self._hand_over(worker.connector_worker)
             results = worker.get_transfer_results(scheduled.finished_req_ids)
             output = ModelRunnerOutput(ids, {rid: index for index, rid in enumerate(ids)}, sampled)
             output.kv_connector_output = KVConnectorOutput(
@@ -175,6 +183,7 @@ class Engine:
                 finished_recving=results.finished_recving,
                 failed_recving=results.failed_recving,
                 invalid_block_ids=worker.get_block_ids_with_load_errors(),
+                kv_connector_worker_meta=worker.build_connector_worker_meta(),
             )
             outputs.append(output)
             worker.clear_connector_metadata()
@@ -187,6 +196,12 @@ class Engine:
             }
         return scheduled
 
+    def _hand_over(self, worker: Any) -> None:
+        """What the runner does once it has sampled and drafted (kv_transfer/handoff/runner.py)."""
+        awaited = list(worker.first_tokens_awaited())
+        if awaited:
+            worker.hand_over(awaited, torch.tensor([FIRST_AND_DRAFTS] * len(awaited)))
+
     def _forward(self, request_id: str, num_tokens: int) -> list[int]:
         """`update_from_output` has counted the scheduled tokens already when this runs."""
         request = self.scheduler.requests[request_id]
@@ -194,7 +209,7 @@ class Engine:
         for place in range(end - num_tokens, end):
             for view, number in self._kv(request, place):
                 view.fill_(number)
-        return [7] if end >= request.num_tokens else []
+        return FIRST_AND_DRAFTS[:1] if end >= request.num_tokens else []
 
     def _kv(self, request: Request, place: int) -> Iterator[tuple[torch.Tensor, float]]:
         """Where the KV of one token is, in every layer and head, and what it must be."""
@@ -234,11 +249,11 @@ class Pair:
         self.decode = Engine("decode", num_blocks, extra_config, tp_sizes[1])
         self.token = "a" * 32
 
-    def add_prefill(self, request_id: str, prompt: Sequence[int]) -> Request:
-        return self.prefill.add(request_id, prompt, prefill_leg_params(self.token))
+    def add_prefill(self, request_id: str, prompt: Sequence[int], *, hand_off: bool = False) -> Request:
+        return self.prefill.add(request_id, prompt, prefill_leg_params(self.token, hand_off=hand_off))
 
-    def add_decode(self, request_id: str, prompt: Sequence[int]) -> Request:
-        params = decode_leg_params(self.prefill.peer, request_id, self.token)
+    def add_decode(self, request_id: str, prompt: Sequence[int], *, hand_off: bool = False) -> Request:
+        params = decode_leg_params(self.prefill.peer, request_id, self.token, hand_off=hand_off)
         return self.decode.add(request_id, prompt, params)
 
     def until(self, condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
@@ -277,3 +292,5 @@ def one_rank_world() -> Iterator[None]:
         init_distributed_environment(1, 0, f"file://{folder}/store", 0, "gloo")
         initialize_model_parallel(1, 1)
         yield
+        destroy_model_parallel()
+        destroy_distributed_environment()

@@ -8,7 +8,6 @@ import time
 from functools import partial
 from typing import Any
 
-import torch
 from vllm import envs
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.push_worker import NixlPushConnectorWorker
 from vllm.logger import init_logger
@@ -17,9 +16,9 @@ from kv_transfer import decode_ledger
 from kv_transfer.agent import agent_for_worker
 from kv_transfer.config import ConnectorOptions
 from kv_transfer.counters import KVCounters
-from kv_transfer.device import copy_to_host, record_event
+from kv_transfer.device import record_event
 from kv_transfer.groups import group_layouts
-from kv_transfer.handoff import codec
+from kv_transfer.handoff.worker import HandOffWorker
 from kv_transfer.host import keep_cpu_affinity
 from kv_transfer.metadata import CancelOrder, LockstepConnectorMetadata
 from kv_transfer.notices import DecodePeer
@@ -31,7 +30,7 @@ from kv_transfer.writer import HEARTBEAT_PREFIX, PushWriter, drain, prefill_peer
 logger = init_logger(__name__)
 
 
-class LockstepPushWorker(NixlPushConnectorWorker):
+class LockstepPushWorker(HandOffWorker, NixlPushConnectorWorker):
     """vLLM's push worker with exact matching, notices in both directions, deadlines and fencing."""
 
     def __init__(
@@ -45,8 +44,6 @@ class LockstepPushWorker(NixlPushConnectorWorker):
         layout = group_layouts(vllm_config, kv_cache_config)
         self._writer = PushWriter(self, own_peer, layout, options, self.counters)
         self._chunks: list[tuple[str, str, Chunk]] = []  # (request_id, token, chunk) of the step under way
-        self._first_tokens: dict[str, str] = {}  # request_id: token, of the step under way
-        self._payloads: dict[str, bytes] = {}  # of receives that ended, for the scheduler
         # Model runner V2 saves before its drafter runs (gpu/kv_connector.py `post_forward`), and the drafter
         # writes the KV of its own layers.
         self._saved_is_whole = not (
@@ -104,32 +101,10 @@ class LockstepPushWorker(NixlPushConnectorWorker):
     def wait_for_save(self) -> None:
         """The step's forward passes have been launched; with V1 those of the drafter too.
 
-        What `hand_over` will bring goes first: the notice of completion may follow the last chunk at once.
+        What `hand_over` will bring goes first.
         """
         if self._saved_is_whole and not self._first_tokens:
             self.flush_chunks()
-
-    def first_tokens_awaited(self) -> dict[str, str]:
-        """The requests whose first token the step under way samples and that promise a hand-off."""
-        return self._first_tokens
-
-    def hand_over(self, request_ids: list[str], token_ids: torch.Tensor) -> None:
-        """What was sampled and drafted for them: [len(request_ids), 1 + K], on the device.
-
-        It is copied behind the work that makes it, and read by the writer thread once that is done.
-        """
-        tokens, self._first_tokens = self._first_tokens, {}
-        copied = copy_to_host(token_ids)
-        rows = [(request_id, tokens[request_id]) for request_id in request_ids]
-        with self._writer.lock:
-            self._writer.steps.put(partial(self._add_hand_offs, rows, copied), record_event(self.device_type))
-        self.flush_chunks()
-        self._push_writer_wake.set()
-
-    def take_payloads(self) -> dict[str, bytes]:
-        """Decode: what came with the KV of receives that ended since the last call."""
-        payloads, self._payloads = self._payloads, {}
-        return payloads
 
     def flush_chunks(self) -> None:
         """Hand the chunks of the last step over: they are computed once the device has done what it has."""
@@ -170,17 +145,6 @@ class LockstepPushWorker(NixlPushConnectorWorker):
         now = time.monotonic()
         for request_id, token, chunk in chunks:
             self._writer.do(self._writer.prefill.computed(request_id, token, chunk, now))
-
-    def _add_hand_offs(self, rows: list[tuple[str, str]], token_ids: torch.Tensor) -> None:
-        now = time.monotonic()
-        for (request_id, token), (first, *drafts) in zip(rows, token_ids.tolist(), strict=True):
-            try:
-                payload = codec.encode(first, drafts)
-            except codec.HandOffError as error:
-                # Decode fails the receive: it was promised one.
-                logger.error("Request %s: %s", request_id, error)
-                continue
-            self._writer.do(self._writer.prefill.sampled(request_id, token, payload, now))
 
     def get_transfer_results(self) -> Any:
         receives = list(drain(self._writer.receive_results))

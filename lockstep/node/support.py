@@ -10,6 +10,8 @@ from typing import get_args
 from vllm.config import VllmConfig
 from vllm.config.speculative import MTPModelTypes
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.model_executor.model_loader.utils import get_model_cls
+from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.v1.engine import EngineCoreRequest
 
 from lockstep.errors import ConfigError, InvalidRequestError
@@ -75,6 +77,28 @@ def _dynamic(vllm_config: VllmConfig) -> str:
     )
 
 
+def _parallel_drafting(vllm_config: VllmConfig) -> str:
+    """All drafts would come from one pass over K mask tokens, which write KV that the push does not know."""
+    speculative = vllm_config.speculative_config
+    if speculative is None or not speculative.parallel_drafting:
+        return ""
+    return "--speculative-config: parallel_drafting is not served; leave it out, and give a head made without it"
+
+
+def _eagle3_target(vllm_config: VllmConfig) -> str:
+    """vLLM finds out when a worker has loaded the weights (gpu_model_runner.py:5234), and names no flag."""
+    speculative = vllm_config.speculative_config
+    if speculative is None or speculative.method != "eagle3":
+        return ""
+    target = get_model_cls(vllm_config.model_config)
+    if supports_eagle3(target):
+        return ""
+    return (
+        f"--speculative-config: eagle3 needs the inner hidden states of the model, which vLLM's "
+        f"{target.__name__} does not give; add --model-impl transformers on both roles, or give method 'eagle'"
+    )
+
+
 def _method(vllm_config: VllmConfig) -> str:
     speculative = vllm_config.speculative_config
     if speculative is None or speculative.method in SERVED_METHODS:
@@ -137,6 +161,8 @@ FEATURES: Mapping[str, Callable[[VllmConfig], str]] = MappingProxyType(
         "multi-module MTP": _multi_module_mtp,
         "dynamic speculative decoding": _dynamic,
         "other speculative methods": _method,
+        "parallel drafting": _parallel_drafting,
+        "EAGLE-3 on a model that does not give its inner states": _eagle3_target,
         "LoRA": _lora,
         "multimodal models": _multimodal,
         "Mamba, hybrid and state-space models": _state_space,

@@ -32,6 +32,8 @@ from proxy.front_end import FrontEnd
 ROOT = Path(__file__).resolve().parents[3]
 PICO = ROOT / "models" / "pico"
 MTP = {"method": "mtp", "num_speculative_tokens": 2}
+HEAD = {"model": str(ROOT / "models" / "pico_eagle"), "num_speculative_tokens": 2}
+HEAD3 = {"method": "eagle3", "model": str(ROOT / "models" / "pico_eagle3"), "num_speculative_tokens": 2}
 
 
 def resolved(model: Path = PICO, **flags: Any) -> VllmConfig:
@@ -76,6 +78,11 @@ def test_one_module_mtp_and_no_speculation_are_served(flags: dict[str, Any]) -> 
             "--speculative-config: method 'ngram'",
             "give one of mtp, eagle, eagle3",
         ),
+        (
+            {"speculative_config": HEAD | {"method": "eagle", "parallel_drafting": True}},
+            "--speculative-config: parallel_drafting",
+            "leave it out",
+        ),
         ({"enable_lora": True}, "--enable-lora", "merge the adapter"),
         ({"enable_prompt_embeds": True}, "--enable-prompt-embeds", "use text or tokens"),
         ({"runner": "pooling"}, "--runner", "--runner generate"),
@@ -87,6 +94,13 @@ def test_feature_that_vllm_would_run_is_refused(flags: dict[str, Any], flag: str
     for role in (PREFILL, DECODE):
         with pytest.raises(ConfigError, match=f"^{re.escape(flag)}.* not served.*{instead}"):
             role.check_config(config)
+
+
+def test_eagle3_wants_a_model_that_gives_its_inner_states() -> None:
+    """vLLM's GLM-4-MoE does not; the same weights by way of transformers do, as the refusal says."""
+    with pytest.raises(ConfigError, match=r"eagle3 .* Glm4MoeForCausalLM .* add --model-impl transformers"):
+        support.check_supported(resolved(speculative_config=HEAD3))
+    support.check_supported(resolved(speculative_config=HEAD3, model_impl="transformers"))
 
 
 def test_multi_module_mtp_is_refused_above_one_token(tmp_path: Path) -> None:

@@ -13,6 +13,10 @@ from lockstep.rpc.generated import lockstep_pb2 as pb
 from lockstep.rpc.generated.lockstep_pb2_grpc import NodeStub
 
 WELCOME_TIMEOUT_S = 10.0
+QUIET_S = 2.5
+"""A node broadcasts its steps once a second, so this long without any means that none were made."""
+QUIET_TIMEOUT_S = 30.0
+"""A group without work makes dummy steps until its ranks next agree, at most 32 more."""
 
 
 @dataclass
@@ -25,6 +29,15 @@ class StepLog:
     def add(self, records: pb.StepRecords) -> None:
         self.dropped += records.dropped
         self.by_rank.setdefault(records.rank, {}).update({record.step: record for record in records.records})
+
+    async def quiet(self) -> None:
+        """Wait until the group makes no steps, and forget those it made until then."""
+        async with asyncio.timeout(QUIET_TIMEOUT_S):
+            while True:
+                self.by_rank.clear()
+                await asyncio.sleep(QUIET_S)
+                if not self.by_rank:
+                    return
 
     def of(self, rank: int) -> list[pb.StepRecord]:
         """One rank's steps in order."""

@@ -140,6 +140,7 @@ async def test_a_node_that_does_not_answer_is_marked(start: Start) -> None:
     wire = Wire()
     decode = [FakeNode("decode", wire, PICO) for _ in range(2)]
     stack = await start(prefill=[FakeNode("prefill", wire, PICO)], decode=decode)
+    await until(lambda: len(list(stack.cluster.live("decode"))) == 2, "both decode nodes connect")
     decode[0].set.status_never = True
     began_s = time.monotonic()
     prefill, silent, other = (await document(stack)).nodes

@@ -22,6 +22,7 @@ async def test_wakes_after_a_pause(stack: Stack, idle_s: float) -> None:
     """After a time without requests and steps, rank 1 alone answers, after another rank 0, then both."""
     for number, ranks in enumerate((["1"], ["0"], ["1", "0"])):
         async with step_records(stack.decode.grpc_address) as log:
+            await log.quiet()
             await asyncio.sleep(idle_s if number == 0 else 2.0)  # the pause that is tested
             assert not log.by_rank, "an idle group makes no steps"
             started = time.monotonic()

@@ -2,10 +2,12 @@
 
 A service declares one `ServiceConfig` subclass. Each field is a flag (`--side-channel-port`; of a bool, one
 without a value) and an environment variable (`LOCKSTEP_SIDE_CHANNEL_PORT`). What the flags leave over goes to
-vLLM's own parser.
+vLLM's own parser. One environment serves all services: each reads its own variables out of it, and one that
+no service knows is refused.
 """
 
 import argparse
+import importlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -20,6 +22,10 @@ ENV_PREFIX = "LOCKSTEP_"
 SHARED_ENVIRONMENT = frozenset({"LOCKSTEP_CPU_PLATFORM", "LOCKSTEP_CPU_CORES", "LOCKSTEP_STATE_DIR"})
 """Variables that are no field of a service: the CPU platform plugin and `lockstep up` read them."""
 
+_CONFIG_MODULES = ("lockstep.node.config", "decode_node.config", "proxy.config")
+"""Where the services declare their fields, by name: nothing here depends on a service, and none of them is
+loaded by this beyond the module of its flags."""
+
 
 class ServiceConfig(BaseSettings):
     """Base of the services' configuration; instances are frozen and handed down, never global."""
@@ -32,10 +38,10 @@ class ServiceConfig(BaseSettings):
     def load(cls, argv: Sequence[str], prog: str, description: str) -> tuple[Self, list[str]]:
         """Read the configuration and return it with the arguments that are not ours.
 
-        Raises ConfigError for a bad value, and for a LOCKSTEP_ variable that nothing reads.
+        Raises ConfigError for a bad value, and for a LOCKSTEP_ variable that no service reads.
         """
         given, rest = cls.parser(prog, description).parse_known_args(argv)
-        cls._refuse_unknown_environment(os.environ)
+        _refuse_unknown(os.environ)
         try:
             return cls(**vars(given)), rest
         except ValidationError as error:
@@ -69,26 +75,28 @@ class ServiceConfig(BaseSettings):
         }
 
     @classmethod
-    def _refuse_unknown_environment(cls, environment: Mapping[str, str]) -> None:
-        known = SHARED_ENVIRONMENT | {ENV_PREFIX + name.upper() for name in cls._all_fields()}
-        for variable in environment:
-            if variable.startswith(ENV_PREFIX) and variable not in known:
-                raise ConfigError(
-                    f"environment variable {variable} is not one that Lockstep reads; remove it"
-                )
-
-    @classmethod
-    def _all_fields(cls) -> set[str]:
-        """Fields of every configuration class that this process has loaded."""
-        return {name for sub in _subclasses(ServiceConfig) for name in sub.model_fields}
-
-    @classmethod
     def _explain(cls, error: ValidationError) -> str:
         lines = []
         for item in error.errors():
             name = str(item["loc"][0]) if item["loc"] else "configuration"
             lines.append(f"{_flag(name)}: {item['msg']} (got {item.get('input')!r})")
         return "; ".join(lines)
+
+
+def known_variables() -> frozenset[str]:
+    """Every LOCKSTEP_ variable that some service, the CPU platform plugin or `lockstep up` reads."""
+    for module in _CONFIG_MODULES:
+        importlib.import_module(module)
+    fields = {name for service in _subclasses(ServiceConfig) for name in service.model_fields}
+    return SHARED_ENVIRONMENT | {ENV_PREFIX + name.upper() for name in fields}
+
+
+def _refuse_unknown(environment: Mapping[str, str]) -> None:
+    given = sorted(variable for variable in environment if variable.startswith(ENV_PREFIX))
+    # Without a variable of ours there is nothing to look up.
+    unknown = set(given) - known_variables() if given else set()
+    if unknown:
+        raise ConfigError(f"environment variable {min(unknown)} is not one that Lockstep reads; remove it")
 
 
 def _flag(name: str) -> str:

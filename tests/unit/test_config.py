@@ -1,9 +1,16 @@
 """Service configuration: flags over environment over defaults, and nothing mistyped passes."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
+from decode_node.config import DecodeConfig
+from lockstep.config import SHARED_ENVIRONMENT, ServiceConfig, known_variables
 from lockstep.errors import ConfigError
 from lockstep.node.config import NodeConfig
+from proxy.config import ProxyConfig
 
 
 def load(*argv: str) -> tuple[NodeConfig, list[str]]:
@@ -52,6 +59,37 @@ def test_mistyped_environment_variable_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("LOCKSTEP_PROT", "7001")
     with pytest.raises(ConfigError, match="LOCKSTEP_PROT"):
         load()
+
+
+def test_known_variables_are_those_of_all_services() -> None:
+    """Each service's fields, what the CPU platform reads, and nothing of a test's own."""
+    fields = {*NodeConfig.model_fields, *DecodeConfig.model_fields, *ProxyConfig.model_fields}
+    assert known_variables() == SHARED_ENVIRONMENT | {f"LOCKSTEP_{name.upper()}" for name in fields}
+
+
+@pytest.mark.parametrize("config", [NodeConfig, DecodeConfig, ProxyConfig])
+def test_one_environment_serves_all_services(config: type[ServiceConfig]) -> None:
+    """A process of one service passes over the others' variables and gets as far as its own wrong value."""
+    code = f"""
+from {config.__module__} import {config.__name__}
+from lockstep.errors import ConfigError
+try:
+    {config.__name__}.load([], "", "")
+except ConfigError as error:
+    print(error)
+"""
+    of_nodes = {"LOCKSTEP_HTTP_PORT": "none", "LOCKSTEP_STRICT": "true", "LOCKSTEP_KV_LEASE_S": "40"}
+    of_the_proxy = {"LOCKSTEP_PREFILL": "none", "LOCKSTEP_HAND_OFF": "off"}
+    # A process of its own: this one has loaded the flags of all three.
+    answer = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env=os.environ | of_nodes | of_the_proxy,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert answer.stdout.startswith("--prefill: " if config is ProxyConfig else "--http-port: ")
 
 
 def test_configuration_is_frozen() -> None:

@@ -51,16 +51,18 @@ class LockstepPushWorker(HandOffWorker, NixlPushConnectorWorker):
         )
 
     def counters_snapshot(self) -> dict[str, Any]:
-        """`KVCounters.snapshot` and the gauges quarantined_requests, quarantined_blocks and leases_held.
+        """`KVCounters.snapshot` and the gauges quarantined_requests, quarantined_blocks, leases_held and _overdue.
 
-        For any thread.
+        For any thread. vLLM reaps leases within engine steps only, so one that makes none has overdue ones.
         """
         with self._writer.lock:
             requests, blocks = self._writer.decode.quarantined(time.monotonic())
+        now_s = time.perf_counter()  # the clock of vLLM's leases (base_worker.py:3024)
         gauges = {
             "quarantined_requests": requests,
             "quarantined_blocks": blocks,
             "leases_held": len(self._reqs_to_send),
+            "leases_overdue": sum(until_s <= now_s for until_s in list(self._reqs_to_send.values())),
         }
         return self.counters.snapshot() | gauges
 

@@ -103,6 +103,9 @@ class ProxyMetrics:
             "Choices that wait in the proxy for a prefill rank below its window.",
             registry=self.registry,
         )
+        self.ready = Gauge(
+            "lockstep_proxy_ready", "1 while requests are taken, as /readyz says.", registry=self.registry
+        )
         self.hand_offs = Counter(
             "lockstep_proxy_hand_offs",
             "First tokens that prefill sampled, one an attempt, by what became of them; those held back are "
@@ -141,13 +144,16 @@ class ProxyMetrics:
         self.attempt_gap.observe(gap_s)
 
     @contextlib.contextmanager
-    def published(self, num_queued: Callable[[], int]) -> Iterator[None]:
+    def published(
+        self, num_queued: Callable[[], int], not_ready_because: Callable[[], str]
+    ) -> Iterator[None]:
         """Show these metrics beside vLLM's, which are in prometheus_client's default registry.
 
         vLLM's /metrics serves that registry (v1/metrics/prometheus.py::get_prometheus_registry), or, where
         PROMETHEUS_MULTIPROC_DIR is set, the files that every metric then writes its values to.
         """
         self.requests_queued.set_function(num_queued)
+        self.ready.set_function(lambda: not not_ready_because())
         REGISTRY.register(self.registry)
         try:
             yield

@@ -97,7 +97,7 @@ async def sessions(config: ProxyConfig) -> AsyncIterator[tuple[Cluster, ClusterC
     for session in opened:
         session.start()
     try:
-        with flow.metrics.published(lambda: flow.num_queued):
+        with flow.metrics.published(lambda: flow.num_queued, flow.not_ready_because):
             yield cluster, ClusterClient(flow, ids)
     finally:
         await asyncio.gather(*(session.close() for session in opened))

@@ -16,6 +16,7 @@ class KVTelemetry:
             "quarantined_blocks": metrics.kv_quarantined_blocks,
             "quarantined_requests": metrics.kv_quarantined_requests,
             "leases_held": metrics.kv_leases_held,
+            "leases_overdue": metrics.kv_leases_overdue,
         }
         self._before: dict[str, dict[tuple[str, str], int]] = {}
 

@@ -110,6 +110,12 @@ class NodeMetrics:
             ["rank"],
             registry=self.registry,
         )
+        self.kv_leases_overdue = Gauge(
+            "lockstep_kv_leases_overdue",
+            "Finished prefills whose blocks are still held although their lease is over.",
+            ["rank"],
+            registry=self.registry,
+        )
         self.kv_write_seconds = TotalsHistogram(
             "lockstep_kv_write_seconds",
             "Seconds from handing a write to NIXL until it is done.",

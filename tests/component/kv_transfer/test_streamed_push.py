@@ -356,3 +356,19 @@ def test_lease_is_renewed_while_decode_queues_and_ends_where_nobody_waits() -> N
         receive(pair, request)
         assert pair.decode.holds_kv_of(request)
         pair.until(lambda: pair.idle)
+
+
+def test_lease_that_is_over_is_overdue_until_the_next_engine_step() -> None:
+    """An engine without steps does not give the blocks back; that it should have is seen from outside."""
+    with closing(Pair(NUM_BLOCKS, {"kv_lease_duration": 3.0})) as pair:
+        forgotten = next(_ids)
+        pair.add_prefill(forgotten, new_prompt(BLOCK_SIZE))
+        pair.until(lambda: pair.prefill.counters["leases_held"] == 1)
+        assert pair.prefill.counters["leases_overdue"] == 0
+        deadline = time.monotonic() + 10
+        while not pair.prefill.counters["leases_overdue"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        pair.until(lambda: forgotten not in pair.prefill.scheduler.requests)
+        after = pair.prefill.counters
+        assert (after["leases_held"], after["leases_overdue"], after["leases_expired"]) == (0, 0, 1)

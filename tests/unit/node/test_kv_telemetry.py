@@ -13,7 +13,13 @@ def test_totals_are_counted_once() -> None:
     telemetry.count("0", {"pushed_bytes": 100, "failed": {"deadline": 1}, "kv_bytes_per_block": 64})
     telemetry.count("1", {"pushed_bytes": 7, "failed": {}, "kv_bytes_per_block": 64})
     telemetry.count(
-        "0", {"pushed_bytes": 250, "failed": {"deadline": 1, "aborted": 2}, "quarantined_blocks": 3}
+        "0",
+        {
+            "pushed_bytes": 250,
+            "failed": {"deadline": 1, "aborted": 2},
+            "quarantined_blocks": 3,
+            "leases_overdue": 2,
+        },
     )
     value = metrics.registry.get_sample_value
     assert value("lockstep_kv_pushed_bytes_total", {"rank": "0"}) == 250
@@ -23,6 +29,7 @@ def test_totals_are_counted_once() -> None:
     assert value(events, {"rank": "0", "kind": "failed", "reason": "aborted"}) == 2
     assert value("lockstep_kv_block_bytes", {"rank": "0"}) == 64
     assert value("lockstep_kv_quarantined_blocks", {"rank": "0"}) == 3
+    assert value("lockstep_kv_leases_overdue", {"rank": "0"}) == 2
 
 
 def test_histograms_are_advanced_by_what_is_new() -> None:

@@ -5,20 +5,25 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from system.harness import Series, Stack, complete_all, completion_body, run_stack, wait_until
+from system.harness import Node, Series, Stack, complete_all, completion_body, run_stack, wait_until
 from system.prompts import prompts
-from system.servers import run_proxy, run_reference
+from system.servers import run_node, run_proxy, run_reference
+from system.streams import Stream, stream_completion
 from system.vllm_plugin import write_vllm_plugin
 
 __all__ = [
+    "Node",
     "Series",
     "Stack",
+    "Stream",
     "complete_all",
     "completion_body",
     "prompts",
+    "run_node",
     "run_proxy",
     "run_reference",
     "run_stack",
+    "stream_completion",
     "wait_until",
     "write_vllm_plugin",
 ]

@@ -54,7 +54,7 @@ async def stream_completion(
     result = Stream() if into is None else into
     body = body | {"stream": True, "stream_options": {"include_usage": True}}
     async with client.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
-        assert answer.status_code == 200, await answer.aread()
+        answer.raise_for_status()
         async for line in answer.aiter_lines():
             if line.startswith("data: "):
                 result.take(line[len("data: ") :])

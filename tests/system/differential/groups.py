@@ -1,12 +1,13 @@
 """All cases, in groups that are answered and compared together."""
 
-from system.differential import chat, completions, other_routes, refused
+from system.differential import chat, completions, other_routes, pairs, refused
 from system.differential.case import Case
 
 GROUPS: dict[str, list[Case]] = {
     "completions": completions.CASES,
     "chat": chat.CASES,
     "other routes": other_routes.CASES,
+    "pairs": pairs.CASES,
     "refused": refused.CASES,
 }
 

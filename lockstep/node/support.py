@@ -82,7 +82,9 @@ def _parallel_drafting(vllm_config: VllmConfig) -> str:
     speculative = vllm_config.speculative_config
     if speculative is None or not speculative.parallel_drafting:
         return ""
-    return "--speculative-config: parallel_drafting is not served; leave it out, and give a head made without it"
+    return (
+        "--speculative-config: parallel_drafting is not served; leave it out, and give a head made without it"
+    )
 
 
 def _eagle3_target(vllm_config: VllmConfig) -> str:

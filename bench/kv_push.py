@@ -1,6 +1,6 @@
 """How fast a push moves KV, against a bare NIXL write and memcpy; and what streaming it saves on a slow link.
 
-    python -m bench.kv_push [--rounds 7] [--skip-link]
+    python -m bench.kv_push [--json FILE] [--quick] [--rounds 7] [--skip-link]
 
 One run measures all three on the same blocks, in turn, and prints medians. Ours is counted from the moment
 at which the last forward pass has ended until decode's engine is told that its KV has arrived; the bare write
@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from bench.limited_link import NotPermittedError, limited_link
@@ -117,8 +118,9 @@ def bench(
             side.close()
 
 
-def throughput(rounds: int) -> bool:
-    """Print GB/s of the three, for each size; True if the push is fast enough at the largest."""
+def throughput(rounds: int) -> list[dict[str, float]]:
+    """Print and return GB/s of the three, one row for each size."""
+    rows = []
     with bench(("127.0.0.1", "127.0.0.1"), ([], []), {}) as sides:
         sides.push(NUM_BLOCKS - 1)  # connects, and touches the memory
         print(f"{'MiB':>4} {'push':>14} {'bare write':>14} {'memcpy':>14}   push : bare write")
@@ -127,13 +129,16 @@ def throughput(rounds: int) -> bool:
                 (sides.push(size), sides.bare_write(size), sides.memcpy(size * MIB)) for _ in range(rounds)
             ]
             push, bare, memcpy = (statistics.median(column) for column in zip(*seconds, strict=True))
-            cells = [f"{size * MIB / value / 1e9:6.2f} GB/s" for value in (push, bare, memcpy)]
+            speeds = [size * MIB / value / 1e9 for value in (push, bare, memcpy)]
+            cells = [f"{speed:6.2f} GB/s" for speed in speeds]
             print(f"{size:>4} {cells[0]:>14} {cells[1]:>14} {cells[2]:>14}   {bare / push:.2f}")
-    return bare / push >= SHARE_OF_BARE_WRITE
+            names = ("push_gb_per_s", "bare_write_gb_per_s", "memcpy_gb_per_s")
+            rows.append({"mib": size, **dict(zip(names, speeds, strict=True)), "push_to_bare": bare / push})
+    return rows
 
 
-def streaming(rounds: int) -> bool:
-    """Print the two times on the slow link; True if streaming saves enough or cannot be measured here."""
+def streaming(rounds: int) -> dict[str, Any]:
+    """Print and return the two times on the slow link, or why it could not be made."""
     try:
         with limited_link(LINK_MBIT_PER_S) as ends:
             hosts = ends[0].address, ends[1].address
@@ -149,27 +154,33 @@ def streaming(rounds: int) -> bool:
                 )
     except NotPermittedError as error:
         print(f"Not measured, a slow link cannot be made here: {error}")
-        return True
+        return {"not_measured": str(error)}
     print(
         f"{LINK_MBIT_PER_S} Mbit/s, {CHUNKS} chunks of {CHUNK_MIB} MiB, {CHUNK_COMPUTE_S * 1e3:.0f} ms each: "
         f"KV complete {streamed * 1e3:.0f} ms after the end of prefill when streamed, "
         f"{at_end * 1e3:.0f} ms when pushed at the end: {streamed / at_end:.2f}"
     )
-    return streamed / at_end <= SHARE_OF_PUSH_AT_THE_END
+    return {"streamed_s": streamed, "at_end_s": at_end, "streamed_to_at_end": streamed / at_end}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--quick", action="store_true", help="three rounds, the slow link left out")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--skip-link", action="store_true", help="leave the slow link out")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the link is taken down
     begin = time.monotonic()
-    ok = throughput(options.rounds)
-    if not options.skip_link:
-        ok = streaming(options.rounds) and ok
+    rounds = 3 if options.quick else options.rounds
+    sizes = throughput(rounds)
+    link = {} if options.quick or options.skip_link else streaming(rounds)
+    ok = sizes[-1]["push_to_bare"] >= SHARE_OF_BARE_WRITE
+    ok = ok and link.get("streamed_to_at_end", 0) <= SHARE_OF_PUSH_AT_THE_END
+    if options.json:
+        options.json.write_text(json.dumps({"sizes": sizes, "link": link}, indent=2))
     print(f"{time.monotonic() - begin:.0f} s in all; {'as required' if ok else 'NOT as required'}")
     return 0 if ok else 1
 

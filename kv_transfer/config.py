@@ -9,8 +9,8 @@ Role = Literal["prefill", "decode"]
 
 CONNECTOR_CLASS = "LockstepPushConnector"
 CONNECTOR_MODULE = "kv_transfer.connector"
-CONNECTOR_VERSION = "2"
-"""Of our notices between nodes; peers of another version are not paired."""
+CONNECTOR_VERSION = "3"
+"""Of our notices and our kv_transfer_params; nodes of another version are not paired."""
 # vLLM's `worker_extension_cls`: answers `collective_rpc("lockstep_kv_counters")`.
 WORKER_EXTENSION_CLASS = "kv_transfer.worker_rpc.KVWorkerExtension"
 
@@ -26,6 +26,8 @@ class ConnectorOptions:
     """Sleep of NIXL's progress thread in poll(); 0 spins and burns a core per engine."""
     lockstep_stream_chunks: bool = True
     """Push while the prompt is computed; if not, everything goes at its end."""
+    lockstep_park: bool = True
+    """Engines that only wait for KV stop stepping, and are woken (lockstep/node/parking)."""
     lockstep_registration_deadline_s: float = 60.0
     """A decode request whose KV has not arrived this long after its blocks were registered fails."""
     lockstep_cancel_ack_timeout_s: float = 5.0

@@ -32,7 +32,7 @@ class Method:
 
 
 METHODS = [
-    Method("mtp", None, (0.8, 0.6, 0.5)),
+    Method("mtp", None, (0.7, 0.5, 0.3)),
     Method("eagle", "pico_eagle", (0.3, 0.12, 0.04)),
     Method("eagle3", "pico_eagle3", (0.25, 0.08, 0.02)),
 ]

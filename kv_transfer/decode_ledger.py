@@ -14,13 +14,17 @@ from kv_transfer.params import PrefillPeer
 
 @dataclass(frozen=True, slots=True)
 class SendCancel:
-    """Tell prefill that decode does not want the KV of this request."""
+    """Tell prefill that decode does not want the KV of this request.
+
+    `repeated`: prefill has not answered the last one in time.
+    """
 
     request_id: str
     peer: PrefillPeer
     token: str
     reason: str
     registered: bool
+    repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +156,7 @@ class DecodeLedger:
                     actions += self._give_up(request_id, receive, "deadline", now)
             elif receive.next_cancel_at <= now:
                 receive.next_cancel_at = now + self._cancel_ack_timeout_s
-                actions.append(self._cancel(request_id, receive))
+                actions.append(self._cancel(request_id, receive, repeated=True))
         return actions
 
     def proven_dead(self, request_id: str) -> list[Action]:
@@ -172,9 +176,9 @@ class DecodeLedger:
             actions += self._close(request_id)
         return actions
 
-    def _cancel(self, request_id: str, receive: _Receive) -> SendCancel:
-        reason = receive.failure or "cancelled"
-        return SendCancel(request_id, receive.peer, receive.token, reason, receive.sent_at is not None)
+    def _cancel(self, request_id: str, receive: _Receive, *, repeated: bool = False) -> SendCancel:
+        reason, sent = receive.failure or "cancelled", receive.sent_at is not None
+        return SendCancel(request_id, receive.peer, receive.token, reason, sent, repeated)
 
     def _fail(self, request_id: str, receive: _Receive, reason: str) -> list[Action]:
         receive.failure = receive.failure or reason

@@ -5,7 +5,7 @@ Uses vLLM's handshake (base_worker.py `_ensure_handshake`), which runs on a thre
 
 import queue
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -30,15 +30,20 @@ Work = Callable[[], None]
 
 
 class PeerLinks:
-    """The connections of one NIXL worker. Every method but `drop_lost` is for the writer thread."""
+    """The connections of one NIXL worker. Every method but `drop_lost` is for the writer thread.
 
-    def __init__(self, worker: Any, on_writer: Callable[[Work], None]) -> None:
+    `consumer`: of a decode worker, which never writes.
+    """
+
+    def __init__(self, worker: Any, on_writer: Callable[[Work], None], *, consumer: bool) -> None:
         self._worker = worker
         self._on_writer = on_writer
+        self._consumer = consumer
         self._lost: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._probes: dict[str, list[Work]] = {}  # by engine: whom to tell that its process has ended
 
     def with_prefill(self, peer: PrefillPeer, ready: Work, failed: Work) -> None:
-        """Run `ready` on the writer thread once connected to a prefill rank, or `failed` on any thread.
+        """Run `ready` on the writer thread once connected to a prefill rank, or `failed`.
 
         Decode never writes, so it needs no descriptors of prefill's memory.
         """
@@ -46,7 +51,7 @@ class PeerLinks:
         self._with_peer(address, True, ready, failed)
 
     def with_decode(self, peer: DecodePeer, ready: Work, failed: Work) -> None:
-        """Run `ready` on the writer thread once we can write to a decode rank, or `failed` on any thread."""
+        """Run `ready` on the writer thread once we can write to a decode rank, or `failed`."""
         self._with_peer((peer.engine_id, peer.host, peer.port, peer.tp_size), False, ready, failed)
 
     def notify(self, engine_id: str, data: bytes) -> bool:
@@ -61,30 +66,61 @@ class PeerLinks:
                 logger.warning("NIXL could not notify engine %s: %s", engine_id, error)
                 ok = False
         if not ok:
-            self._lost.put(engine_id)
+            self.lost(engine_id)
         return ok
 
-    def drop_lost(self) -> None:
-        """Forget prefill engines that could not be notified, so that the next use shakes hands again.
+    def lost(self, engine_id: str) -> None:
+        """NIXL could not reach the engine: its next use shakes hands again, once nothing is in flight.
 
-        For the engine thread, which sends the heartbeats over the same table. Engines that we hold write
-        descriptors for stay: a write to them may be in flight.
+        A connection that broke stays broken until then, even if the process at the other end lives.
         """
-        while not self._lost.empty():
-            engine_id = self._lost.get_nowait()
+        self._lost.put(engine_id)
+
+    def drop_lost(self) -> None:
+        """Forget engines that were lost.
+
+        For the thread that uses the connections besides the writer: decode's engine thread, which sends the
+        heartbeats over the same table; prefill has no such thread, so there it is the writer itself.
+        """
+        if self._lost.empty():
+            return
+        busy = self._worker._engines_with_inflight_transfers()
+        for engine_id in set(_drain(self._lost)):
             with self._worker._handshake_lock:
                 known = engine_id in self._worker._remote_agents
-            if known and not self._worker.dst_xfer_side_handles.get(engine_id):
-                self._worker._cleanup_remote_engine(engine_id)
+            if known and engine_id in busy:
+                self._lost.put(engine_id)  # a write to it may be in flight
+            elif known:
+                self._drop(engine_id)
 
     def if_gone(self, peer: PrefillPeer, gone: Work) -> None:
-        """Run `gone` on the writer thread if the peer's process is proven to have ended."""
+        """Run `gone` on the writer thread if the peer's process is proven to have ended.
+
+        One probe an engine at a time: a frozen peer must not keep handshakes with others waiting.
+        """
+        waiting = self._probes.setdefault(peer.engine_id, [])
+        waiting.append(gone)
+        if len(waiting) > 1:
+            return
 
         def probe() -> None:
-            if process_is_gone(peer.side_channel_host, peer.side_channel_port, peer.engine_id):
-                self._on_writer(gone)
+            dead = process_is_gone(peer.side_channel_host, peer.side_channel_port, peer.engine_id)
+            self._on_writer(lambda: answer(dead))
+
+        def answer(dead: bool) -> None:
+            told = self._probes.pop(peer.engine_id)
+            for one in told if dead else ():
+                one()
 
         self._worker._handshake_initiation_executor.submit(probe)
+
+    def _drop(self, engine_id: str) -> None:
+        """vLLM still looks it up for receives that end later (base_worker.py `get_transfer_results`)."""
+        topology = self._worker.transfer_topo
+        info = topology.get_engine_info(engine_id) if self._consumer else None
+        self._worker._cleanup_remote_engine(engine_id)
+        if info is not None:
+            topology.register_remote_engine(engine_id, info)
 
     def _with_peer(
         self, address: tuple[str, str, int, int], notices_only: bool, ready: Work, failed: Work
@@ -95,12 +131,15 @@ class PeerLinks:
             return
 
         def done(handshake: Any) -> None:
-            if handshake.exception() is None:
-                self._on_writer(ready)
-            else:
-                failed()  # vLLM's own callback has logged it
+            # vLLM's own callback has logged a failure.
+            self._on_writer(ready if handshake.exception() is None else failed)
 
         future.add_done_callback(done)
+
+
+def _drain(lost: "queue.SimpleQueue[str]") -> Iterator[str]:
+    while not lost.empty():
+        yield lost.get_nowait()
 
 
 def process_is_gone(host: str, port: int, engine_id: str) -> bool:

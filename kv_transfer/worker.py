@@ -42,7 +42,8 @@ class LockstepPushWorker(HandOffWorker, NixlPushConnectorWorker):
         self.xfer_stats = CountingStats(self.counters)
         own_peer = _own_decode_peer(vllm_config, engine_id)
         layout = group_layouts(vllm_config, kv_cache_config)
-        self._writer = PushWriter(self, own_peer, layout, options, self.counters)
+        self._consumer = vllm_config.kv_transfer_config.kv_role == "kv_consumer"
+        self._writer = PushWriter(self, own_peer, layout, options, self.counters, consumer=self._consumer)
         self._chunks: list[tuple[str, str, Chunk]] = []  # (request_id, token, chunk) of the step under way
         # Model runner V2 saves before its drafter runs (gpu/kv_connector.py `post_forward`), and the drafter
         # writes the KV of its own layers.
@@ -149,7 +150,9 @@ class LockstepPushWorker(HandOffWorker, NixlPushConnectorWorker):
             self._writer.do(self._writer.prefill.computed(request_id, token, chunk, now))
 
     def get_transfer_results(self) -> Any:
-        receives = list(drain(self._writer.receive_results))
+        receives = [
+            known for result in drain(self._writer.receive_results) for known in self._of_known_peer(result)
+        ]
         for result in receives:
             if isinstance(result, decode_ledger.Done) and result.received:
                 # vLLM reports an entry without handles as received, after its post-processing.
@@ -159,7 +162,8 @@ class LockstepPushWorker(HandOffWorker, NixlPushConnectorWorker):
         results = super().get_transfer_results()
         for _ in drain(self._evict_finished_inbox):
             pass  # for vLLM's own writer loop; our ledger learns it from the writes themselves
-        self._writer.peers.drop_lost()
+        if self._consumer:
+            self._writer.peers.drop_lost()
         for request_id in drain(self._writer.to_release):
             # Once only: `_reqs_to_send` holds exactly what was not reported yet.
             if self._reqs_to_send.pop(request_id, None) is not None:
@@ -172,6 +176,29 @@ class LockstepPushWorker(HandOffWorker, NixlPushConnectorWorker):
                 del self._recving_metadata[result.request_id]
                 results.finished_recving.add(result.request_id)
         return results
+
+    def _of_known_peer(
+        self, result: decode_ledger.Fail | decode_ledger.Done
+    ) -> list[decode_ledger.Fail | decode_ledger.Done]:
+        """The result as vLLM can take it.
+
+        It raises, and ends the engine, for KV of a prefill engine that this rank never shook hands with
+        (another TP rank's registration was enough).
+        """
+        if not isinstance(result, decode_ledger.Done) or not result.received:
+            return [result]
+        meta = self._recving_metadata[result.request_id]
+        assert meta.remote is not None
+        assert self.transfer_topo is not None
+        try:
+            self.transfer_topo.get_engine_info(meta.remote.engine_id)
+        except KeyError:
+            self.counters.add_reason("failed", "prefill_unknown")
+            return [
+                decode_ledger.Fail(result.request_id, "prefill_unknown"),
+                decode_ledger.Done(result.request_id, received=False),
+            ]
+        return [result]
 
     def _report_failed(self, request_id: str, results: Any) -> None:
         results.failed_recving.add(request_id)
@@ -206,6 +233,20 @@ class LockstepPushWorker(HandOffWorker, NixlPushConnectorWorker):
             failed = request_id in self._send_failures
             self._send_failures.discard(request_id)
         self._writer.transfers.posted(handle, failed=failed)
+
+    def _ensure_handshake(
+        self,
+        engine_id: str,
+        host: str,
+        port: int,
+        tp_size: int,
+        dcp_size: int = 1,
+        pp_size: int = 1,
+        notif_agents_only: bool = False,
+    ) -> Any:
+        """Decode never writes, whoever shakes hands: it needs no descriptors of prefill's whole pool."""
+        notices_only = notif_agents_only or self._consumer
+        return super()._ensure_handshake(engine_id, host, port, tp_size, dcp_size, pp_size, notices_only)
 
     def _engines_with_inflight_transfers(self) -> set[str]:
         return set(super()._engines_with_inflight_transfers()) | self._writer.transfers.engines()

@@ -49,7 +49,10 @@ Action = prefill_ledger.Action | decode_ledger.Action
 
 
 class PushWriter:
-    """What `LockstepPushWorker` and its writer thread share. `worker` is vLLM's NIXL worker."""
+    """What `LockstepPushWorker` and its writer thread share.
+
+    `worker` is vLLM's NIXL worker; `consumer`: it is decode's.
+    """
 
     def __init__(
         self,
@@ -58,6 +61,8 @@ class PushWriter:
         layout: Sequence[GroupLayout],
         options: ConnectorOptions,
         counters: KVCounters,
+        *,
+        consumer: bool,
     ) -> None:
         self.lock = threading.RLock()
         self.prefill = prefill_ledger.PrefillLedger(
@@ -67,12 +72,13 @@ class PushWriter:
             options.lockstep_registration_deadline_s, options.lockstep_cancel_ack_timeout_s
         )
         self.steps = StepQueue()
-        self.peers = PeerLinks(worker, self._enqueue)
+        self.peers = PeerLinks(worker, self._enqueue, consumer=consumer)
         self.transfers = Transfers(worker)
         # For the engine thread: prefill's blocks to give back, and decode's receives that ended.
         self.to_release: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.receive_results: queue.SimpleQueue[decode_ledger.Fail | decode_ledger.Done] = queue.SimpleQueue()
         self._worker = worker
+        self._consumer = consumer
         self._world_size: int = worker.world_size
         self._own_peer = own_peer
         self._counters = counters
@@ -86,6 +92,8 @@ class PushWriter:
             for notif in notifs:
                 self._receive(agent_name, notif)
         self._settle_writes()
+        if not self._consumer:
+            self.peers.drop_lost()
         now = time.monotonic()
         with self.lock:
             self.steps.advance()
@@ -179,7 +187,9 @@ class PushWriter:
             self._counters.add("pushed_chunks")
             if done.write.streamed:
                 self._counters.add("streamed_chunks")
-            if not done.failed:
+            if done.failed:
+                self.peers.lost(done.write.registration.peer.engine_id)
+            else:
                 self._counters.observe("write_seconds", done.seconds)
                 self._counters.observe("write_bytes", done.num_bytes)
             with self.lock:
@@ -229,6 +239,9 @@ class PushWriter:
 
         def failed() -> None:
             self._counters.add("notices_failed")
+            probe()
+
+        def probe() -> None:
             if action.registered:
                 self.peers.if_gone(action.peer, proven_dead)
 
@@ -239,6 +252,8 @@ class PushWriter:
         def send() -> None:
             if not self.peers.notify(action.peer.engine_id, encode_notice(notice)):
                 failed()
+            elif action.repeated and action.peer.tp_size == 1:
+                probe()  # NIXL may take notices for a process that is gone
 
         self.peers.with_prefill(action.peer, send, failed)
 

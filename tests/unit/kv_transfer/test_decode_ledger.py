@@ -123,7 +123,7 @@ def test_unanswered_cancel_is_repeated_and_quarantined() -> None:
     book.aborted(RID, "aborted", now=0)
     assert book.quarantined(now=5) == (0, 0)
     assert book.tick(now=4.9) == []
-    assert book.tick(now=5) == [send_cancel("aborted")]
+    assert book.tick(now=5) == [SendCancel(RID, PEER, TOKEN, "aborted", True, repeated=True)]
     assert book.tick(now=5.1) == []
     assert book.quarantined(now=5.1) == (1, 3)
     assert book.released(released("aborted"), "w0", 1, now=3) == [Done(RID, received=False)]

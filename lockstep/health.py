@@ -61,9 +61,19 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(app: FastAPI, sock: socket.socket, stop: asyncio.Event) -> None:
-    """Serve until `stop` is set."""
-    server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
+async def serve(
+    app: FastAPI, sock: socket.socket, stop: asyncio.Event, close_connections_s: int | None = None
+) -> None:
+    """Serve until `stop` is set, and then until all answers have ended, for `close_connections_s` at most."""
+    server = _Server(
+        uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=close_connections_s,
+        )
+    )
     task = asyncio.create_task(server.serve(sockets=[sock]))
     await stop.wait()
     server.should_exit = True

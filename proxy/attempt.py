@@ -47,6 +47,8 @@ class Attempt:
     prefill_scheduled_s: float = 0.0
     prefilled_s: float = 0.0
     first_output_s: float = 0.0
+    arrived_s: float = 0.0
+    """Decode's first output: its KV has arrived."""
     ended_s: float = 0.0
     prefill_released: bool = False
     """The tokens no longer count as outstanding on the prefill rank."""
@@ -128,7 +130,8 @@ class Attempt:
             return []
         if self.phase is not Phase.STREAMING:
             self.phase = Phase.STREAMING
-            self.first_output_s = self.first_output_s or time.monotonic()
+            self.arrived_s = time.monotonic()
+            self.first_output_s = self.first_output_s or self.arrived_s
         released, self._held = self._held, []
         return released
 

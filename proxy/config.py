@@ -39,6 +39,14 @@ class ProxyConfig(ServiceConfig):
         description="on: a request's first token comes from prefill, and decode goes on from it; off: every "
         "token comes from decode",
     )
+    admin_port: int | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        description="port of the live page /lockstep/; it asks for no key, so keep it from the outside; no "
+        "page if not given",
+    )
+    admin_host: str = Field("127.0.0.1", description="address that --admin-port listens on")
     drain_timeout_s: float = Field(30.0, ge=0, description="time running requests get after SIGTERM")
     log_format: Literal["console", "json"] = Field("console", description="console or json")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="of our own loggers")

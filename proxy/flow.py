@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 
@@ -16,6 +16,8 @@ from proxy.cluster import Cluster
 from proxy.dispatch import Dispatcher
 from proxy.flight import Flight
 from proxy.in_flight import FailRequest, InFlight
+from proxy.live.journal import Journal
+from proxy.live.lanes import Lanes
 from proxy.metrics import HandOffOutcome, ProxyMetrics
 from proxy.nodes import Node, Role
 from proxy.routing import Ranks, decode_ranks
@@ -40,7 +42,12 @@ class Flow:
         self._ranks = ranks
         self.metrics = ProxyMetrics()
         self._dispatcher = Dispatcher(cluster, ranks, self.metrics, hand_off=hand_off)
-        self._in_flight = InFlight(self._dispatcher, self.metrics, request_timeout_s, max_attempts)
+        self.journal = Journal()
+        self.lanes = Lanes()
+        """This and the journal are for those who watch."""
+        self._in_flight = InFlight(
+            self._dispatcher, self.metrics, self.journal, request_timeout_s, max_attempts
+        )
         self.request_timeout_s = request_timeout_s
         self.outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
         """For the front end, in its own ids and clock."""
@@ -85,6 +92,10 @@ class Flow:
         """Requests that were started and have not ended, those that wait included."""
         return len(self._in_flight)
 
+    def in_flight(self) -> Iterator[Flight]:
+        """These, in the order in which they came; to be read, and none may end meanwhile."""
+        return iter(self._in_flight)
+
     def start(self, flight: Flight) -> None:
         """Queue a request; whatever goes wrong with it from now on reaches it through `fail_request`."""
         self._in_flight.start(flight)
@@ -115,6 +126,7 @@ class Flow:
     def node_up(self, session: NodeSession, node: Node, loads: Sequence[pb.RankLoad]) -> None:
         self._dispatcher.opened(session, node.address)
         self._ranks.add(node)
+        self.lanes.opened(node)
         for load in loads:
             self._load(node.address, load)
         self._cluster.up(node)
@@ -140,6 +152,8 @@ class Flow:
             self._step(address, frame.step)
         elif kind == "load":
             self._load(address, frame.load)
+        elif kind == "records":
+            self.lanes.add(address, frame.records)
         elif kind == "error":
             self._error(address, frame.error)
         elif kind == "draining":
@@ -173,12 +187,14 @@ class Flow:
     def _take(
         self, flight: Flight, attempt: Attempt, role: Role, output: EngineCoreOutput, clock_offset_s: float
     ) -> list[EngineCoreOutput]:
-        had_none, stalled_s = not flight.first_token_s, flight.stalled_s
+        had_none, stalled_s, phase = not flight.first_token_s, flight.stalled_s, attempt.phase
         outputs = flight.on_output(role, output, clock_offset_s)
         if attempt.end is not None:
             self._in_flight.try_again(flight)
         elif attempt.phase is not Phase.DISPATCHED:
             self._dispatcher.release_prefill(attempt)
+        if attempt.phase is not phase:
+            self.journal.changed(flight)
         if outputs and role == "prefill" and attempt.hand_off:
             self.metrics.first_token_of(HandOffOutcome.PASSED_ON)
         if outputs and had_none:

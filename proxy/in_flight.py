@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from lockstep.errors import (
     AttemptsExhaustedError,
@@ -15,6 +15,7 @@ from lockstep.errors import (
 from proxy import flight_log
 from proxy.dispatch import Dispatcher
 from proxy.flight import Flight
+from proxy.live.journal import Journal
 from proxy.metrics import ProxyMetrics
 from proxy.window_queue import WindowQueue
 
@@ -28,15 +29,21 @@ class InFlight:
     """Each choice in here has a deadline, and is either in the queue or has a live attempt."""
 
     def __init__(
-        self, dispatcher: Dispatcher, metrics: ProxyMetrics, request_timeout_s: float, max_attempts: int
+        self,
+        dispatcher: Dispatcher,
+        metrics: ProxyMetrics,
+        journal: Journal,
+        request_timeout_s: float,
+        max_attempts: int,
     ) -> None:
         self._dispatcher = dispatcher
         self._metrics = metrics
+        self._journal = journal
         self._request_timeout_s = request_timeout_s
         self._max_attempts = max_attempts
         self._flights: dict[str, Flight] = {}
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
-        self._queue: WindowQueue[Flight] = WindowQueue(dispatcher.send, self._cannot_send)
+        self._queue: WindowQueue[Flight] = WindowQueue(self._send, self._cannot_send)
         self.empty = asyncio.Event()
         self.empty.set()
         self.fail_request: FailRequest = lambda front_id, error: ()
@@ -48,6 +55,10 @@ class InFlight:
     def num_queued(self) -> int:
         """Choices that wait for a prefill rank below its window."""
         return len(self._queue)
+
+    def __iter__(self) -> Iterator[Flight]:
+        """In the order in which they came; none may end meanwhile."""
+        return iter(self._flights.values())
 
     def all(self) -> list[Flight]:
         """In the order in which they came; a copy, so they may end meanwhile."""
@@ -68,6 +79,7 @@ class InFlight:
         self._deadlines[flight.front_id] = asyncio.get_running_loop().call_later(
             self._request_timeout_s, self._expire, flight
         )
+        self._journal.changed(flight)
         self._queue.put(flight)
 
     def try_again(self, flight: Flight) -> None:
@@ -77,6 +89,7 @@ class InFlight:
             return
         flight_log.attempt_over(flight, attempt)
         self._dispatcher.take_back(flight, abort=True)
+        self._journal.changed(flight)
         if len(flight.attempts) >= self._max_attempts:
             times = f"{len(flight.attempts)} attempt{'s' * (len(flight.attempts) > 1)}"
             self.fail(flight, AttemptsExhaustedError(f"Gave up after {times}: {attempt.end.message}"))
@@ -112,7 +125,14 @@ class InFlight:
         if not self._flights:
             self.empty.set()
         self._metrics.ended(outcome, len(flight.attempts))
+        self._journal.ended(flight, outcome)
         flight_log.ended(flight, outcome)
+
+    def _send(self, flight: Flight) -> bool:
+        sent = self._dispatcher.send(flight)
+        if sent:
+            self._journal.changed(flight)
+        return sent
 
     def _expire(self, flight: Flight) -> None:
         self.fail(flight, DeadlineError("The request did not finish in its time."))

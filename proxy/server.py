@@ -31,6 +31,7 @@ from proxy.first_byte import FirstByteGate
 from proxy.flow import Flow
 from proxy.front_end import FrontEnd
 from proxy.ids import ChoiceIds
+from proxy.live import admin_port
 from proxy.nodes import Node, Role
 from proxy.rank_header import RankHeader
 from proxy.routing import Ranks
@@ -53,13 +54,24 @@ async def serve(config: ProxyConfig, args: Namespace) -> None:
         loop.add_signal_handler(number, stop.set)
     sock = health.bind(args.host or "0.0.0.0", args.port, "--port")  # vLLM's default: every address
     with contextlib.closing(sock):
-        async with sessions(config) as (cluster, client):
+        async with (
+            sessions(config) as (cluster, client),
+            collecting(config, client.flow) as collector,
+        ):
             # Over TLS nothing answers yet: the certificates are vLLM's server's to load.
             early = contextlib.nullcontext() if args.ssl_keyfile else answering_health(sock, client.flow)
             async with early:
                 pair = await _unless_stopped(stop, first_pair(cluster, client.flow, config.startup_timeout_s))
             if pair is not None:
-                await _serve_pair(config, args, client, pair, sock, stop)
+                await _serve_pair(config, args, client, collector, pair, sock, stop)
+
+
+@contextlib.asynccontextmanager
+async def collecting(config: ProxyConfig, flow: Flow) -> AsyncIterator[status.Collector]:
+    """What the status is put together with, and the admin port that shows it from the start."""
+    collector = status.Collector(flow)
+    async with admin_port.serving(config, flow, collector.document):
+        yield collector
 
 
 @contextlib.asynccontextmanager
@@ -118,7 +130,9 @@ async def first_pair(cluster: Cluster, flow: Flow, deadline_s: float) -> tuple[N
     return pair
 
 
-async def build(args: Namespace, client: ClusterClient, pair: tuple[Node, Node]) -> tuple[FrontEnd, FastAPI]:
+async def build(
+    args: Namespace, client: ClusterClient, collector: status.Collector, pair: tuple[Node, Node]
+) -> tuple[FrontEnd, FastAPI]:
     """vLLM's app over our client, with our health routes and the gate before its answers."""
     front_end = FrontEnd(vllm_config.from_nodes(args, *pair), client, args)
     tasks = await front_end.get_supported_tasks()
@@ -131,8 +145,8 @@ async def build(args: Namespace, client: ClusterClient, pair: tuple[Node, Node])
     # vLLM's SageMaker bootstrap has built the stack already; Starlette builds it anew at the first call.
     app.middleware_stack = None
     _add_health(app, client)
-    served = status.Served(args.served_model_name, front_end.model_config.max_model_len)
-    status.add_route(app, client.flow, served)
+    collector.begin(status.Served(args.served_model_name, front_end.model_config.max_model_len))
+    status.add_route(app, collector)
     add_unserved(app)
     await init_app_state(front_end, app.state, args, tasks)
     return front_end, app
@@ -155,11 +169,12 @@ async def _serve_pair(
     config: ProxyConfig,
     args: Namespace,
     client: ClusterClient,
+    collector: status.Collector,
     pair: tuple[Node, Node],
     sock: socket.socket,
     stop: asyncio.Event,
 ) -> None:
-    front_end, app = await build(args, client, pair)
+    front_end, app = await build(args, client, collector, pair)
     server = http_server(app, args)
     serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
     host, port = sock.getsockname()[:2]

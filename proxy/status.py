@@ -41,17 +41,33 @@ class _Answer:
     status: pb.NodeStatus | None = None
 
 
-def add_route(app: FastAPI, flow: Flow, served: Served) -> None:
+class Collector:
+    """Puts the document together when asked; before there is a front end, nothing is served yet."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self._served = Served((), 0)
+        self._started_s: float | None = None
+
+    def begin(self, served: Served) -> None:
+        """The front end is built."""
+        self._served, self._started_s = served, time.monotonic()
+
+    async def document(self) -> schema.StatusDocument:
+        """As `collect`."""
+        uptime_s = time.monotonic() - self._started_s if self._started_s is not None else 0.0
+        return await collect(self._flow, self._served, uptime_s)
+
+
+def add_route(app: FastAPI, collector: Collector) -> None:
     """Add the route. vLLM's --api-key does not guard it, as it does not guard /health, /metrics or /version.
 
     The key guards /v1, /v2, /inference and /cohere only (entrypoints/serve/middleware/authenticate.py:11).
     """
-    started_s = time.monotonic()
 
     @app.get(schema.STATUS_PATH, include_in_schema=False)
     async def status() -> Response:
-        document = await collect(flow, served, time.monotonic() - started_s)
-        return Response(msgspec.json.encode(document), media_type="application/json")
+        return Response(msgspec.json.encode(await collector.document()), media_type="application/json")
 
 
 async def collect(flow: Flow, served: Served, uptime_s: float) -> schema.StatusDocument:

@@ -60,9 +60,12 @@ async def running(prefill: list[FakeNode], decode: list[FakeNode], flags: list[s
     config, args = arguments.load(argv)
     sock = socket.create_server(("127.0.0.1", 0))
     port = sock.getsockname()[1]
-    async with server.sessions(config) as (cluster, client):
+    async with (
+        server.sessions(config) as (cluster, client),
+        server.collecting(config, client.flow) as collector,
+    ):
         pair = await server.first_pair(cluster, client.flow, DEADLINE_S)
-        front_end, app = await server.build(args, client, pair)
+        front_end, app = await server.build(args, client, collector, pair)
         http_server = server.http_server(app, args)
         serving = asyncio.create_task(http_server.serve(sockets=[sock]))
         await until(lambda: http_server.started, "the HTTP server starts")

@@ -31,6 +31,7 @@ def test_bad_address_is_refused_by_flag(value: str) -> None:
         ("--request-timeout-s", "0"),
         ("--drain-timeout-s", "-1"),
         ("--max-attempts", "0"),
+        ("--admin-port", "0"),
     ],
 )
 def test_bad_number_is_refused_by_flag(flag: str, value: str) -> None:

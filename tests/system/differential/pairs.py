@@ -7,7 +7,8 @@ from system.differential.case import Case
 
 PARAMETERS: dict[str, dict[str, Any]] = {
     "min_tokens 20": {"min_tokens": 20},
-    "no limit": {"max_tokens": None},
+    # It has an end all the same: the token of a line's end.
+    "no limit": {"max_tokens": None, "stop_token_ids": [203]},
     "usage in a stream": {"stream": True, "stream_options": {"include_usage": True}},
     "nulls": {
         "stop": None,
@@ -15,7 +16,6 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "logit_bias": None,
         "top_p": None,
         "min_p": None,
-        "stop_token_ids": None,
     },
     # With n > 1 vLLM refuses greedy sampling; one best token makes every sample the same.
     "n=3": {"n": 3, "temperature": 1.0, "top_k": 1},

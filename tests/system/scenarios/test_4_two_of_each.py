@@ -52,23 +52,23 @@ def nothing_left_over(cluster: TwoOfEach) -> Iterator[None]:
     assert not any(cluster.second_prefill.metric("lockstep_kv_cache_usage_ratio").values())
 
 
-@pytest.mark.parametrize("bodies", [FILLING * 3, GROWING * 2], ids=["long prompts", "growing answers"])
+@pytest.mark.parametrize("asked", [FILLING * 3, GROWING * 2], ids=["long prompts", "growing answers"])
 async def test_all_finish(
-    cluster: TwoOfEach, scenario_reference: dict[str, dict[str, Any]], bodies: list[dict[str, Any]]
+    cluster: TwoOfEach, scenario_reference: dict[str, dict[str, Any]], asked: list[dict[str, Any]]
 ) -> None:
     """All requests of both proxies at once: answered within the deadline, with the reference's tokens."""
     answers_by_prompt = {
         str(body["prompt"]): scenario_reference[f"{name}-{number}"]["choices"][0]["token_ids"]
-        for name, asked in (("filling", FILLING), ("growing", GROWING))
-        for number, body in enumerate(asked)
+        for name, bodies in (("filling", FILLING), ("growing", GROWING))
+        for number, body in enumerate(bodies)
     }
     async with step_records(cluster.stack.decode.grpc_address) as log:
         async with asyncio.timeout(DEADLINE_S):
-            answers = await asyncio.gather(*(complete_all(url, bodies, len(bodies)) for url in cluster.urls))
+            answers = await asyncio.gather(*(complete_all(url, asked, len(asked)) for url in cluster.urls))
         await asyncio.to_thread(cluster.stack.wait_idle)
         await until(lambda: len(log.by_rank) == 2, "steps of both ranks", timeout_s=5)
     for of_proxy in answers:
-        for body, answer in zip(bodies, of_proxy, strict=True):
+        for body, answer in zip(asked, of_proxy, strict=True):
             assert answer["choices"][0]["token_ids"] == answers_by_prompt[str(body["prompt"])]
     log.check_lockstep(num_ranks=2, width=1 + K)
     pushed = [

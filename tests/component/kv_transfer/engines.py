@@ -4,6 +4,7 @@ Only the model is missing: a "forward pass" writes, for every scheduled token, a
 token, its place and the layer. So decode's blocks can be compared with what prefill must have computed.
 """
 
+import itertools
 import os
 import pickle
 import socket
@@ -47,6 +48,7 @@ HEADS, HEAD_SIZE = 2, 8
 STEP_TOKENS = 64
 FIRST_AND_DRAFTS = [7, 8, 9]
 """What prefill samples and drafts after any prompt."""
+_starts = itertools.count()
 
 
 class Engine:
@@ -55,12 +57,20 @@ class Engine:
     `step` is one engine step.
     """
 
-    def __init__(self, role: Any, num_blocks: int, extra_config: dict[str, Any], tp_size: int = 1) -> None:
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            self.port = int(sock.getsockname()[1])
+    def __init__(
+        self,
+        role: Any,
+        num_blocks: int,
+        extra_config: dict[str, Any],
+        tp_size: int = 1,
+        *,
+        port: int | None = None,
+        head_size: int = HEAD_SIZE,
+    ) -> None:
+        """`port`: of the side channel, a free one if not given."""
+        self.port = port or _free_port()
         os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(self.port)
-        self.engine_id = f"{role}-{self.port}"
+        self.engine_id = f"{role}-{self.port}-{os.getpid()}-{next(_starts)}"
         config = EngineArgs(
             model=str(PICO),
             dtype="float32",
@@ -78,7 +88,7 @@ class Engine:
         config.parallel_config.tensor_parallel_size = tp_size
         heads = HEADS // tp_size
         spec = FullAttentionSpec(
-            block_size=BLOCK_SIZE, num_kv_heads=heads, head_size=HEAD_SIZE, dtype=torch.float32
+            block_size=BLOCK_SIZE, num_kv_heads=heads, head_size=head_size, dtype=torch.float32
         )
         kv_cache_config = KVCacheConfig(num_blocks, [], [KVCacheGroupSpec(list(LAYERS), spec)])
         with set_current_vllm_config(config):
@@ -91,7 +101,7 @@ class Engine:
                 log_stats=True,
             )
             self.workers = [self._worker(config, kv_cache_config, rank, tp_size) for rank in range(tp_size)]
-        shape = (num_blocks, heads, BLOCK_SIZE, 2 * HEAD_SIZE)
+        shape = (num_blocks, heads, BLOCK_SIZE, 2 * head_size)
         self.caches = [{name: torch.zeros(shape) for name in LAYERS} for _ in self.workers]
         for worker, caches in zip(self.workers, self.caches, strict=True):
             worker.register_kv_caches(caches)
@@ -234,6 +244,12 @@ class Engine:
         for worker in self.workers:
             worker.shutdown()
         self.scheduler.shutdown()
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
 
 
 def value(tokens: Sequence[int], place: int) -> float:

@@ -350,6 +350,7 @@ def test_lease_is_renewed_while_decode_queues_and_ends_where_nobody_waits() -> N
         pair.until(lambda: not pair.prefill.scheduler.running and not pair.prefill.scheduler.waiting)
         finished_at = time.monotonic()
         pair.until(lambda: forgotten not in pair.prefill.scheduler.requests)
+        assert 0.8 * lease_s < time.monotonic() - finished_at < 1.4 * lease_s
         pair.until(lambda: time.monotonic() - finished_at > 1.5 * lease_s)
         assert queued in pair.prefill.scheduler.requests
         pair.decode.abort(blocker)

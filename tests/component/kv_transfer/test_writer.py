@@ -47,8 +47,8 @@ class Pair:
         agents[1].add_remote_agent(agents[0].get_agent_metadata())
         self.counters = KVCounters(), KVCounters()
         self.prefill, self.decode = (
-            PushWriter(worker, DECODE, LAYOUT, ConnectorOptions(), counters)
-            for worker, counters in zip(self.workers, self.counters, strict=True)
+            PushWriter(worker, DECODE, LAYOUT, ConnectorOptions(), counters, consumer=consumer)
+            for worker, counters, consumer in zip(self.workers, self.counters, (False, True), strict=True)
         )
 
     def until(self, condition: Callable[[], bool], deadline_s: float = 10.0) -> None:

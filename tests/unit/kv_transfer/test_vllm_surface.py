@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator, TransferTopology
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
     SupportsHMA,
@@ -221,6 +221,14 @@ def test_worker_state() -> None:
 def test_worker_methods(name: str, expected: list[str]) -> None:
     """The methods that our worker side overrides or calls."""
     assert parameters(getattr(NixlPushConnectorWorker, name)) == expected
+
+
+def test_engine_of_a_receive_is_looked_up_when_it_ends() -> None:
+    """It raises for one that was dropped or never connected, so ours sees to it that there is an entry."""
+    results = source(NixlPushConnectorWorker.get_transfer_results)
+    assert "self.transfer_topo.get_engine_info(meta.remote.engine_id)" in results
+    assert parameters(TransferTopology.get_engine_info) == ["self", "remote_engine_id", "remote_pp_rank"]
+    assert parameters(TransferTopology.register_remote_engine)[:3] == ["self", "remote_engine_id", "info"]
 
 
 def test_worker_posts_each_handle_in_one_method() -> None:

@@ -1,5 +1,6 @@
 """`LockstepPushConnector`, which vLLM loads by `kv_connector_module_path`: it only joins the two sides."""
 
+from collections.abc import Callable
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -43,6 +44,16 @@ class LockstepPushConnector(NixlPushConnector):
         assert self.connector_worker is not None
         payloads = self.connector_worker.take_payloads()
         return HandOffWorkerMetadata(payloads) if payloads else None
+
+    def lockstep_has_news(self) -> bool:
+        """Worker side: see `LockstepPushWorker.has_news`; what parks the engine asks it."""
+        assert self.connector_worker is not None
+        return self.connector_worker.has_news()
+
+    def lockstep_on_news(self, wake: Callable[[], None]) -> None:
+        """Worker side: see `LockstepPushWorker.on_news`."""
+        assert self.connector_worker is not None
+        self.connector_worker.on_news(wake)
 
     def take_hand_off(self, request_id: str) -> bytes:
         """Scheduler side of decode: see `LockstepPushScheduler.take_hand_off`."""

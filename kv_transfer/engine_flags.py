@@ -18,6 +18,7 @@ def set_connector(args: AsyncEngineArgs, role: Role, config: NodeConfig) -> None
             # vLLM's own key (nixl/base_scheduler.py:84), in whole seconds.
             "kv_lease_duration": config.kv_lease_s,
             "lockstep_registration_deadline_s": config.registration_deadline_s,
+            "lockstep_park": config.park == "on",
         },
     )
     flags.set_owned(args, "kv_transfer_config", KVTransferConfig(**transfer))

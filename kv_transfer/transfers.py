@@ -1,5 +1,6 @@
 """The writes that one worker has handed to NIXL, from the post until no handle of them is in flight."""
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +46,11 @@ class Transfers:
     def engines(self) -> set[str]:
         """Decode engines that are being written to."""
         return {posted.write.registration.peer.engine_id for posted in list(self._posted.values())}
+
+    def seconds_since_post(self) -> float:
+        """Of the newest write in flight; infinite without one."""
+        newest = max((posted.posted_at for posted in self._posted.values()), default=-math.inf)
+        return time.monotonic() - newest
 
     def post(self, write: Write) -> None:
         """Hand a write to NIXL; how it went comes out of `poll`."""

@@ -5,6 +5,7 @@ What is sent and received happens on the writer thread (vLLM's `nixl-push-writer
 
 import queue
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -66,6 +67,14 @@ class LockstepPushWorker(HandOffWorker, NixlPushConnectorWorker):
             "leases_overdue": sum(until_s <= now_s for until_s in list(self._reqs_to_send.values())),
         }
         return self.counters.snapshot() | gauges
+
+    def has_news(self) -> bool:
+        """Whether `get_transfer_results` has something new to say; heartbeats and leases wait for a step."""
+        return self._writer.has_news()
+
+    def on_news(self, wake: Callable[[], None]) -> None:
+        """Call `wake`, on any thread, after each piece of news."""
+        self._writer.on_news = wake
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         super().register_kv_caches(kv_caches)

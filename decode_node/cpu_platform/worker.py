@@ -15,6 +15,7 @@ from decode_node.cpu_platform.dp_agreement import agree_over
 from decode_node.cpu_platform.expert_parallel import map_experts
 from decode_node.cpu_platform.lone_groups import LoneGroups
 from decode_node.cpu_platform.shm_exchange import SharedMemoryExchange
+from decode_node.idle_rounds import IdleRoundsWorkerMixin
 from decode_node.step_recorder import RecordingWorkerMixin, StepRecorderMixin
 from kv_transfer.handoff.runner import HandOffRunnerMixin
 
@@ -37,7 +38,7 @@ def _runner_class(runner_class: type) -> Iterator[None]:
         cpu_worker.CPUModelRunner = original
 
 
-class LockstepCpuWorker(RecordingWorkerMixin, cpu_worker.CPUWorker):
+class LockstepCpuWorker(IdleRoundsWorkerMixin, RecordingWorkerMixin, cpu_worker.CPUWorker):
     """vLLM's CPU worker, bound to its rank's core."""
 
     def init_device(self) -> None:
@@ -62,6 +63,7 @@ class LockstepCpuWorker(RecordingWorkerMixin, cpu_worker.CPUWorker):
         exchange = dp_group.device_communicator.moe_exchange if dp_group.world_size > 1 else None
         if isinstance(exchange, SharedMemoryExchange):
             agree_over(exchange, dp_group.world_size)
+        self.watch_idle_rounds(self.parallel_config)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """The KV connector starts here: its transfer threads are left free to use any core but are not pushed

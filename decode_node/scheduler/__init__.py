@@ -9,13 +9,14 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from decode_node.scheduler.hand_off import HandOffRules
 from kv_transfer.carried.scheduler import CarriedOutputScheduler
+from lockstep.node.parking.scheduler import ParkingScheduler
 
 
-class LockstepScheduler(HandOffRules, CarriedOutputScheduler, AsyncScheduler):
+class LockstepScheduler(ParkingScheduler, HandOffRules, CarriedOutputScheduler, AsyncScheduler):
     """Our rules over vLLM's asynchronous scheduler."""
 
 
-class LockstepSyncScheduler(HandOffRules, CarriedOutputScheduler, Scheduler):
+class LockstepSyncScheduler(ParkingScheduler, HandOffRules, CarriedOutputScheduler, Scheduler):
     """Our rules over vLLM's synchronous scheduler."""
 
 

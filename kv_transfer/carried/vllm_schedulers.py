@@ -6,16 +6,17 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from kv_transfer.carried.scheduler import CarriedOutputScheduler
+from lockstep.node.parking.scheduler import ParkingScheduler
 
 SCHEDULER = "kv_transfer.carried.vllm_schedulers.make_scheduler"
 """For `--scheduler-cls`, which vLLM only calls (v1/engine/core.py:172)."""
 
 
-class CarriedAsyncScheduler(CarriedOutputScheduler, AsyncScheduler):
+class CarriedAsyncScheduler(ParkingScheduler, CarriedOutputScheduler, AsyncScheduler):
     """With asynchronous scheduling, which is vLLM's default."""
 
 
-class CarriedSyncScheduler(CarriedOutputScheduler, Scheduler):
+class CarriedSyncScheduler(ParkingScheduler, CarriedOutputScheduler, Scheduler):
     """Without."""
 
 

@@ -43,6 +43,10 @@ class NodeConfig(ServiceConfig):
         description="time from decode's registration of its blocks to the end of the push; then the transfer "
         "has failed",
     )
+    park: Literal["on", "off"] = Field(
+        "off",
+        description="off: engines that only wait for KV go on stepping, as vLLM's do; for comparison",
+    )
     warmup_timeout_s: float = Field(300.0, gt=0, description="deadline of the warm-up requests before ready")
     drain_timeout_s: float = Field(30.0, ge=0, description="time running requests get after SIGTERM")
     log_format: Literal["console", "json"] = Field("console", description="console or json")

@@ -15,6 +15,7 @@ from vllm.v1.executor import Executor
 from lockstep.errors import UnavailableError
 from lockstep.node.engine_status import ABANDON_UTILITY, FACTS_UTILITY, STATUS_UTILITY
 from lockstep.node.facts import EngineFacts
+from lockstep.node.parking import parks
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class Engine:
     def __init__(self, vllm_config: VllmConfig, client: AsyncMPClient) -> None:
         self.vllm_config = vllm_config
         self._client = client
+        self._parks = parks(vllm_config)
         self.global_ranks: list[int] = list(client.engine_ranks_managed)
 
     @classmethod
@@ -70,6 +72,10 @@ class Engine:
         `data_parallel_rank` is an index into the client's own engines (vllm/v1/engine/core_client.py:1648).
         """
         request.data_parallel_rank = local_rank if self.num_ranks > 1 else None
+        if self._parks:
+            # Else the client has the other ranks enter a round (vllm/v1/engine/core_client.py:1590) that this
+            # one is not in: it calls them itself once it has something to run.
+            self._client.engines_running = True
         try:
             await self._client.add_request_async(request)
         except EngineDeadError as error:

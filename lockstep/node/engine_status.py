@@ -7,15 +7,21 @@ node. vLLM's own statistics travel only with engine steps, which leaves an idle 
 
 from typing import Any
 
+from lockstep.node.parking import plugin as parking
+
 STATUS_UTILITY = "lockstep_status"
 FACTS_UTILITY = "lockstep_facts"
 ABANDON_UTILITY = "lockstep_abandon"
 
 
 def register() -> None:
-    """Entry point of `vllm.general_plugins`; safe to run more than once."""
+    """Entry point of `vllm.general_plugins` for all that a node adds to its engine cores.
+
+    Safe to run more than once.
+    """
     from vllm.v1.engine.core import EngineCore
 
+    parking.register()
     setattr(EngineCore, STATUS_UTILITY, _lockstep_status)
     setattr(EngineCore, FACTS_UTILITY, _lockstep_facts)
     setattr(EngineCore, ABANDON_UTILITY, _lockstep_abandon)

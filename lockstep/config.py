@@ -1,9 +1,9 @@
 """Service configuration: frozen, validated at load, from flags over environment over defaults.
 
 A service declares one `ServiceConfig` subclass. Each field is a flag (`--side-channel-port`; of a bool, one
-without a value) and an environment variable (`LOCKSTEP_SIDE_CHANNEL_PORT`). What the flags leave over goes to
-vLLM's own parser. One environment serves all services: each reads its own variables out of it, and one that
-no service knows is refused.
+without a value) and an environment variable (`LOCKSTEP_SIDE_CHANNEL_PORT`). Secrets are variables only: every
+user of a machine can read command lines. What the flags leave over goes to vLLM's own parser. One environment
+serves all services: each reads its own variables out of it, and one that no service knows is refused.
 """
 
 import argparse
@@ -19,8 +19,10 @@ from lockstep.errors import ConfigError
 
 ENV_PREFIX = "LOCKSTEP_"
 
-SHARED_ENVIRONMENT = frozenset({"LOCKSTEP_CPU_PLATFORM", "LOCKSTEP_CPU_CORES", "LOCKSTEP_STATE_DIR"})
-"""Variables that are no field of a service: the CPU platform plugin and `lockstep up` read them."""
+SHARED_ENVIRONMENT = frozenset(
+    {"LOCKSTEP_CPU_PLATFORM", "LOCKSTEP_CPU_CORES", "LOCKSTEP_STATE_DIR", "LOCKSTEP_KEY_FILE"}
+)
+"""Variables that are no field of a service: the CPU platform plugin and the `lockstep` command read them."""
 
 _CONFIG_MODULES = ("lockstep.node.config", "decode_node.config", "proxy.config")
 """Where the services declare their fields, by name: nothing here depends on a service, and none of them is
@@ -59,6 +61,8 @@ class ServiceConfig(BaseSettings):
         )
         group = parser.add_argument_group("Lockstep")
         for name, field in cls.model_fields.items():
+            if name in cls._secrets():
+                continue
             text = field.description or ""
             if field.annotation is bool:
                 group.add_argument(_flag(name), dest=name, action="store_true", help=text)
@@ -79,8 +83,16 @@ class ServiceConfig(BaseSettings):
         lines = []
         for item in error.errors():
             name = str(item["loc"][0]) if item["loc"] else "configuration"
-            lines.append(f"{_flag(name)}: {item['msg']} (got {item.get('input')!r})")
+            if name in cls._secrets():
+                lines.append(f"{ENV_PREFIX}{name.upper()}: {item['msg']}")
+            else:
+                lines.append(f"{_flag(name)}: {item['msg']} (got {item.get('input')!r})")
         return "; ".join(lines)
+
+    @classmethod
+    def _secrets(cls) -> frozenset[str]:
+        secret = (SecretStr, SecretStr | None)
+        return frozenset(name for name, field in cls.model_fields.items() if field.annotation in secret)
 
 
 def known_variables() -> frozenset[str]:

@@ -5,12 +5,12 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from lockstep.config import ServiceConfig
+from lockstep.rpc.credentials import CallerConfig
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s,]+):(\d{1,5})")
 
 
-class ProxyConfig(ServiceConfig):
+class ProxyConfig(CallerConfig):
     """Flags of `lockstep proxy`; --host and --port are vLLM's."""
 
     prefill: str = Field(description="prefill nodes, HOST:PORT[,HOST:PORT...]")

@@ -23,6 +23,7 @@ from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
 
 from lockstep import health
 from lockstep.errors import UnavailableError
+from lockstep.rpc import credentials
 from proxy import status, vllm_config
 from proxy.cluster import Cluster
 from proxy.config import ProxyConfig
@@ -92,7 +93,8 @@ async def answering_health(sock: socket.socket, flow: Flow) -> AsyncIterator[Non
 
 @contextlib.asynccontextmanager
 async def sessions(config: ProxyConfig) -> AsyncIterator[tuple[Cluster, ClusterClient]]:
-    """Keep a session to every listed node open."""
+    """Keep a session to every listed node open; raises ConfigError for credentials that cannot be used."""
+    link = credentials.of_caller(config)
     cluster = Cluster(config.prefill_addresses, config.decode_addresses)
     ids = ChoiceIds()
     ranks = Ranks(config.prefill_window_tokens)
@@ -104,7 +106,8 @@ async def sessions(config: ProxyConfig) -> AsyncIterator[tuple[Cluster, ClusterC
         *(("decode", address) for address in config.decode_addresses),
     ]
     opened = [
-        NodeSession(address, role, ids.proxy_id, config.connect_timeout_s, flow) for role, address in listed
+        NodeSession(address, role, ids.proxy_id, config.connect_timeout_s, flow, link)
+        for role, address in listed
     ]
     for session in opened:
         session.start()

@@ -10,6 +10,7 @@ from typing import Protocol
 import grpc.aio
 
 from lockstep.rpc.channel import PROTOCOL_VERSION, connect
+from lockstep.rpc.credentials import NO_CREDENTIALS, Credentials
 from lockstep.rpc.generated import lockstep_pb2 as pb
 from lockstep.rpc.generated.lockstep_pb2_grpc import NodeStub
 from proxy.cluster import REFUSED
@@ -44,13 +45,20 @@ class NodeSession:
     """Owns the channel to `address` and the task that keeps the stream open."""
 
     def __init__(
-        self, address: str, role: Role, proxy_id: str, timeout_s: float, events: SessionEvents
+        self,
+        address: str,
+        role: Role,
+        proxy_id: str,
+        timeout_s: float,
+        events: SessionEvents,
+        credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
         self.address = address
         self._role = role
         self._proxy_id = proxy_id
         self._timeout_s = timeout_s
         self._events = events
+        self._credentials = credentials
         self._outgoing: asyncio.Queue[pb.ProxyFrame | None] | None = None
         self._last_reason = ""
         self._task: asyncio.Task[None] | None = None
@@ -78,7 +86,9 @@ class NodeSession:
     async def status(self, timeout_s: float) -> pb.NodeStatus:
         """What the node has done so far. Raises AioRpcError; call it only on a session that was up."""
         assert self._stub is not None
-        status: pb.NodeStatus = await self._stub.Status(pb.StatusRequest(), timeout=timeout_s)
+        status: pb.NodeStatus = await self._stub.Status(
+            pb.StatusRequest(), timeout=timeout_s, metadata=self._credentials.metadata
+        )
         return status
 
     def _put(self, frame: pb.ProxyFrame) -> None:
@@ -86,7 +96,7 @@ class NodeSession:
             self._outgoing.put_nowait(frame)
 
     async def _run(self) -> None:
-        async with connect(self.address) as channel:
+        async with connect(self.address, self._credentials) as channel:
             self._stub = stub = NodeStub(channel)
             wait_s = _BACKOFF_FIRST_S
             while True:
@@ -112,7 +122,9 @@ class NodeSession:
                 wait_s = min(2 * wait_s, _BACKOFF_MOST_S)
 
     async def _describe(self, stub: NodeStub) -> Node:
-        description = await stub.Describe(pb.DescribeRequest(), timeout=self._timeout_s)
+        description = await stub.Describe(
+            pb.DescribeRequest(), timeout=self._timeout_s, metadata=self._credentials.metadata
+        )
         try:
             node = from_description(self.address, description)
         except ValueError as error:
@@ -128,7 +140,7 @@ class NodeSession:
         outgoing: asyncio.Queue[pb.ProxyFrame | None] = asyncio.Queue()
         hello = pb.Hello(protocol_version=PROTOCOL_VERSION, proxy_id=self._proxy_id)
         outgoing.put_nowait(pb.ProxyFrame(hello=hello))
-        call = stub.Session(_frames(outgoing))
+        call = stub.Session(_frames(outgoing), metadata=self._credentials.metadata)
         try:
             first = await asyncio.wait_for(call.read(), self._timeout_s)
             if first is grpc.aio.EOF or first.WhichOneof("frame") != "welcome":

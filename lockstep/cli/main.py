@@ -17,6 +17,13 @@ from lockstep.errors import ConfigError, LockstepError
 
 PROXY_URL = "http://127.0.0.1:8000"
 
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="LOCKSTEP_KEY_FILE", help="File with the API key of an admin, where the proxy asks for keys."
+    ),
+]
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -127,10 +134,11 @@ def status(
         bool, typer.Option("--json", help="Print the proxy's answer as it is; docs/metrics.md describes it.")
     ] = False,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds the proxy has to answer.")] = 10.0,
+    key_file: KeyFile = None,
 ) -> None:
     """Show a running proxy and its nodes: ranks, load, steps by graph mode and cause, KV moved."""
     try:
-        body = fetch(url, timeout_s)
+        body = fetch(url, timeout_s, key_file)
         if as_json:
             typer.echo(body)
         else:
@@ -155,6 +163,7 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds each of them has to answer.")] = 10.0,
+    key_file: KeyFile = None,
 ) -> None:
     """Check a running cluster: can its decode ranks stay in one full graph, do its nodes fit each other.
 
@@ -165,7 +174,7 @@ def doctor(
     from lockstep.doctor.report import as_document, is_healthy, tables
 
     try:
-        findings = examine_cluster(url or ("" if node else PROXY_URL), node or [], timeout_s)
+        findings = examine_cluster(url or ("" if node else PROXY_URL), node or [], timeout_s, key_file)
     except LockstepError as error:
         typer.echo(f"lockstep doctor: {error}", err=True)
         raise typer.Exit(1) from None

@@ -1,22 +1,26 @@
 """The `lockstep status` command: asks a proxy for its status document and prints it."""
 
 import asyncio
+from pathlib import Path
 
 import httpx
 import msgspec
 from rich.console import Console
 
 from lockstep.cli.status_table import status_tables
-from lockstep.errors import InternalError, UnavailableError
+from lockstep.errors import ConfigError, InternalError, UnavailableError
 from lockstep.status import STATUS_PATH, StatusDocument
 
 PIPE_WIDTH = 100
 """Columns where there is no terminal that has a width of its own."""
 
 
-def fetch(url: str, timeout_s: float) -> bytes:
-    """The document as the proxy at `url` sent it. Raises UnavailableError, in words for one line."""
-    return asyncio.run(_fetch(url.rstrip("/"), timeout_s))
+def fetch(url: str, timeout_s: float, key_file: Path | None = None) -> bytes:
+    """The document as the proxy at `url` sent it; `key_file` holds the key to show it, where it asks for one.
+
+    Raises UnavailableError, in words for one line, and ConfigError for a file without a key.
+    """
+    return asyncio.run(_fetch(url.rstrip("/"), timeout_s, _headers(key_file)))
 
 
 def parse(body: bytes) -> StatusDocument:
@@ -39,7 +43,17 @@ def show(body: bytes, url: str, out: Console) -> None:
         out.print(part, highlight=False)
 
 
-async def _fetch(url: str, timeout_s: float) -> bytes:
+def _headers(key_file: Path | None) -> dict[str, str]:
+    if key_file is None:
+        return {}
+    try:
+        key = key_file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--key-file: cannot read a key from {key_file}: {error}") from error
+    return {"Authorization": f"Bearer {key}"}
+
+
+async def _fetch(url: str, timeout_s: float, headers: dict[str, str]) -> bytes:
     # Straight to the address: a proxy of the environment is for other places. Certificates only where needed.
     verify = url.startswith("https:")
     try:
@@ -47,11 +61,13 @@ async def _fetch(url: str, timeout_s: float) -> bytes:
             asyncio.timeout(timeout_s),
             httpx.AsyncClient(timeout=None, trust_env=False, verify=verify) as client,
         ):
-            answer = await client.get(url + STATUS_PATH)
+            answer = await client.get(url + STATUS_PATH, headers=headers)
     except TimeoutError:
         raise UnavailableError(f"no answer from {url} within {timeout_s:g} s") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise UnavailableError(f"no answer from {url}: {error or type(error).__name__}") from error
+    if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        raise UnavailableError(f"{url} asks for the key of an admin; give --key-file")
     if answer.status_code != httpx.codes.OK:
         raise UnavailableError(f"{url}{STATUS_PATH} answers {answer.status_code}: is this a Lockstep proxy?")
     return answer.content

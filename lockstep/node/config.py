@@ -4,12 +4,12 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from lockstep.config import ServiceConfig
+from lockstep.rpc.credentials import LinkConfig
 
 _UNROUTABLE = frozenset({"0.0.0.0", "::", "*", ""})
 
 
-class NodeConfig(ServiceConfig):
+class NodeConfig(LinkConfig):
     """Flags of `lockstep prefill` and `lockstep decode`; vLLM's engine flags come on top of them."""
 
     host: str = Field("0.0.0.0", description="address the gRPC and HTTP ports listen on")

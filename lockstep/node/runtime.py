@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from lockstep import health, logs
+from lockstep import exposure, health, logs
 from lockstep.errors import ConfigError, LockstepError, NodeLostError
 from lockstep.node import arguments
 from lockstep.node.config import NodeConfig
@@ -24,6 +24,7 @@ from lockstep.node.server import SERVICE_NAME, NodeService, start_server
 from lockstep.node.sessions import SessionRegistry
 from lockstep.node.telemetry import Telemetry
 from lockstep.node.warmup import warm_up
+from lockstep.rpc import credentials
 from lockstep.rpc.generated import lockstep_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,14 @@ class Node:
     def __init__(self, role: Role, config: NodeConfig) -> None:
         self.role = role
         self.config = config
+        self._credentials = credentials.of_node(config)
+        exposure.check(
+            config.host,
+            "--host",
+            guarded=self._credentials.checks_callers,
+            insecure_bind=config.insecure_bind,
+            needs="--grpc-token-file or --grpc-tls-ca-file with a certificate",
+        )
         self.metrics = NodeMetrics()
         self.registry = SessionRegistry()
         self.telemetry = Telemetry(self.metrics, self.registry, counts_steps=role.name == "decode")
@@ -86,7 +95,9 @@ class Node:
 
     async def _start_and_serve(self, args: AsyncEngineArgs, stop: asyncio.Event) -> None:
         service = NodeService(self.role, self, self.registry)
-        server, grpc_health = await start_server(service, self.config.host, self.config.port)
+        server, grpc_health = await start_server(
+            service, self.config.host, self.config.port, self._credentials
+        )
         try:
             start = asyncio.create_task(self._start_engine(args), name="start")
             if not await _first(start, stop):

@@ -16,7 +16,8 @@ from lockstep.node.engine import Engine
 from lockstep.node.role import Role
 from lockstep.node.sessions import ProxySession, SessionRegistry
 from lockstep.rpc import codec
-from lockstep.rpc.channel import PROTOCOL_VERSION, SERVER_OPTIONS
+from lockstep.rpc.channel import PROTOCOL_VERSION, listen, make_server
+from lockstep.rpc.credentials import NO_CREDENTIALS, Credentials
 from lockstep.rpc.generated import lockstep_pb2 as pb
 from lockstep.rpc.generated import lockstep_pb2_grpc
 
@@ -178,10 +179,10 @@ class NodeService(lockstep_pb2_grpc.NodeServicer):
 
 
 async def start_server(
-    service: NodeService, host: str, port: int
+    service: NodeService, host: str, port: int, credentials: Credentials = NO_CREDENTIALS
 ) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
     """Bind and start; raises ConfigError when the port is taken."""
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = make_server(credentials)
     servicer = health.aio.HealthServicer()
     lockstep_pb2_grpc.add_NodeServicer_to_server(service, server)
     add_HealthServicer_to_server(servicer, server)
@@ -189,7 +190,7 @@ async def start_server(
     await servicer.set(SERVICE_NAME, health_pb2.HealthCheckResponse.NOT_SERVING)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        bound = server.add_insecure_port(address)
+        bound = listen(server, address, credentials)
     except RuntimeError as error:
         raise ConfigError(f"--port: cannot listen on {address}; give a free port") from error
     if bound == 0:

@@ -1,6 +1,9 @@
-"""The gRPC settings that both ends must agree on: message sizes and keepalive."""
+"""The gRPC settings that both ends must agree on: message sizes and keepalive, and how each opens its end."""
 
 import grpc.aio
+
+from lockstep.rpc.credentials import NO_CREDENTIALS, Credentials, Pem
+from lockstep.rpc.token_check import TokenCheck
 
 PROTOCOL_VERSION = 1
 
@@ -34,6 +37,35 @@ CLIENT_OPTIONS = [
 ]
 
 
-def connect(address: str) -> grpc.aio.Channel:
-    """Open a channel to `host:port`; it connects lazily and reconnects by itself."""
-    return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+def connect(address: str, credentials: Credentials = NO_CREDENTIALS) -> grpc.aio.Channel:
+    """Open a channel to `host:port`; it connects lazily and reconnects by itself.
+
+    The caller sends `credentials.metadata` with each call.
+    """
+    pem = credentials.pem
+    if pem is None:
+        return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+    tls = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.cert)
+    names = [("grpc.ssl_target_name_override", credentials.server_name)] if credentials.server_name else []
+    return grpc.aio.secure_channel(address, tls, options=[*CLIENT_OPTIONS, *names])
+
+
+def make_server(credentials: Credentials = NO_CREDENTIALS) -> grpc.aio.Server:
+    """A server that asks its callers for the token, if there is one."""
+    checks = [TokenCheck(credentials)] if credentials.tokens else []
+    return grpc.aio.server(options=SERVER_OPTIONS, interceptors=checks)
+
+
+def listen(server: grpc.aio.Server, address: str, credentials: Credentials = NO_CREDENTIALS) -> int:
+    """Take a port and return it, or 0; raises RuntimeError as gRPC does where it cannot."""
+    pem = credentials.pem
+    if pem is None:
+        return int(server.add_insecure_port(address))
+    return int(server.add_secure_port(address, _server_tls(pem)))
+
+
+def _server_tls(pem: Pem) -> grpc.ServerCredentials:
+    """With a CA, a caller has to have a certificate that it signed."""
+    return grpc.ssl_server_credentials(
+        [(pem.key, pem.cert)], root_certificates=pem.ca, require_client_auth=pem.ca is not None
+    )

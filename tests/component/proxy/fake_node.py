@@ -40,7 +40,8 @@ from vllm.v1.metrics.stats import PrefillStats
 from kv_transfer.params import parse_decode_leg, parse_prefill_leg
 from lockstep.errors import DrainingError, InvalidRequestError, LockstepError, WrongLegError
 from lockstep.rpc import codec
-from lockstep.rpc.channel import PROTOCOL_VERSION, SERVER_OPTIONS
+from lockstep.rpc.channel import PROTOCOL_VERSION, listen, make_server
+from lockstep.rpc.credentials import NO_CREDENTIALS, Credentials
 from lockstep.rpc.generated import lockstep_pb2 as pb
 from lockstep.rpc.generated import lockstep_pb2_grpc
 
@@ -54,12 +55,14 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
         wire: Wire,
         model: str,
         num_ranks: int = 1,
+        credentials: Credentials = NO_CREDENTIALS,
         **described: object,
     ) -> None:
         self.role = role
         self.wire = wire
         self.num_ranks = num_ranks
         self.model = model
+        self.credentials = credentials
         self.described = described
         self.set = Behaviour()
         self.legs: list[Leg] = []
@@ -80,9 +83,9 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
     async def start(self) -> "FakeNode":
         """Listen, on the same port as before after a stop."""
         self.starts += 1
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server = make_server(self.credentials)
         lockstep_pb2_grpc.add_NodeServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self.port = listen(self._server, f"127.0.0.1:{self.port}", self.credentials)
         await self._server.start()
         return self
 

@@ -1,6 +1,7 @@
 """Sends the two legs of an attempt to their ranks and takes them back: sessions, loads, live leg ids."""
 
 from kv_transfer.params import PrefillPeer, new_token
+from lockstep.errors import NoDecodeNodeError
 from lockstep.rpc import codec
 from proxy import legs
 from proxy.attempt import Attempt
@@ -45,10 +46,10 @@ class Dispatcher:
         Raises UnavailableError without a live rank on either side, InvalidRequestError for a decode rank that
         the client named and that does not exist.
         """
-        prefill = self._ranks.pick_prefill(self._cluster.live("prefill"), flight.failed_at)
-        decode = self._pick_decode(flight)
-        if prefill is None:
+        pair = self._pick(flight)
+        if pair is None:
             return False
+        prefill, decode = pair
         token = new_token()
         peer = PrefillPeer(
             engine_id=prefill.rank.engine_id,
@@ -105,8 +106,19 @@ class Dispatcher:
                 if session is not None:
                     session.abort([attempt.leg_id])
 
-    def _pick_decode(self, flight: Flight) -> RankLoad:
-        live, wanted = self._cluster.live("decode"), flight.request.data_parallel_rank
+    def _pick(self, flight: Flight) -> tuple[RankLoad, RankLoad] | None:
+        """Two ranks of nodes of one key; None while no prefill rank is below its window."""
+        served, wanted = flight.outlet.served, flight.request.data_parallel_rank
         if wanted is not None:
-            return self._ranks.decode_at(self._cluster.known("decode"), live, wanted)
-        return self._ranks.pick_decode(live, flight.failed_at)
+            known, live = self._cluster.known("decode", served), self._cluster.live("decode", served)
+            decode = self._ranks.decode_at(known, live, wanted)
+            fitting = self._cluster.live("prefill", served, decode.node.key)
+            prefill = self._ranks.pick_prefill(fitting, flight.failed_at)
+            return (prefill, decode) if prefill else None
+        prefill = self._ranks.pick_prefill(self._cluster.live("prefill", served), flight.failed_at)
+        if prefill is None:
+            if not self._cluster.live("decode", served):
+                raise NoDecodeNodeError("No decode node is ready.")
+            return None
+        fitting = self._cluster.live("decode", served, prefill.node.key)
+        return prefill, self._ranks.pick_decode(fitting, flight.failed_at)

@@ -12,6 +12,8 @@ from proxy import legs
 from proxy.flight import Flight
 from proxy.flow import Flow
 from proxy.ids import ChoiceIds
+from proxy.outlet import Outlet
+from proxy.served import Served
 
 
 @dataclass(slots=True)
@@ -27,8 +29,9 @@ class ClusterClient(EngineCoreClient):
     Administrative calls (sleep, LoRA, profiling, ...) stay vLLM's NotImplementedError: clients see a 501.
     """
 
-    def __init__(self, flow: Flow, ids: ChoiceIds) -> None:
+    def __init__(self, flow: Flow, ids: ChoiceIds, served: Served | None = None) -> None:
         self.flow = flow
+        self.outlet = Outlet(served)
         self.resources = _Resources()
         self.engine_ranks_managed = [0]
         self._ids = ids
@@ -42,7 +45,8 @@ class ClusterClient(EngineCoreClient):
 
         An exception would leave the request behind in vLLM's output processor (async_llm.py::_add_request).
         """
-        self.flow.start(Flight(request.request_id, request, self._ids.new(), legs.prompt_tokens(request)))
+        prompt_tokens = legs.prompt_tokens(request)
+        self.flow.start(Flight(request.request_id, request, self._ids.new(), prompt_tokens, self.outlet))
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         """Called for a stop string that the detokenizer found, and within `ending_as` for other ends."""
@@ -59,7 +63,7 @@ class ClusterClient(EngineCoreClient):
 
     async def get_output_async(self) -> EngineCoreOutputs:
         """Never raises for one request: vLLM would fail all of them (async_llm.py::output_handler)."""
-        return await self.flow.outputs.get()
+        return await self.outlet.outputs.get()
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Nothing to do: the sessions belong to the server, which closes them."""

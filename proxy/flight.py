@@ -11,6 +11,7 @@ from proxy.hand_off import end_of
 from proxy.ids import leg_id
 from proxy.metrics import AttemptReason
 from proxy.nodes import Role
+from proxy.outlet import Outlet
 from proxy.routing import RankKey, RankLoad
 
 
@@ -26,6 +27,8 @@ class Flight:
     request: EngineCoreRequest
     choice_id: str
     prompt_tokens: int
+    outlet: Outlet
+    """The front end that it came from."""
     attempts: list[Attempt] = field(default_factory=list)
     attempt: Attempt | None = None
     """The live one; None while the choice waits to be sent."""

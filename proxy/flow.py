@@ -15,11 +15,12 @@ from proxy.attempt import Attempt, Phase
 from proxy.cluster import Cluster
 from proxy.dispatch import Dispatcher
 from proxy.flight import Flight
-from proxy.in_flight import FailRequest, InFlight
+from proxy.in_flight import InFlight
 from proxy.live.journal import Journal
 from proxy.live.lanes import Lanes
 from proxy.metrics import HandOffOutcome, ProxyMetrics
 from proxy.nodes import Node, Role
+from proxy.outlet import Outlet
 from proxy.routing import Ranks, decode_ranks
 from proxy.session import NodeSession
 
@@ -49,8 +50,6 @@ class Flow:
             self._dispatcher, self.metrics, self.journal, request_timeout_s, max_attempts
         )
         self.request_timeout_s = request_timeout_s
-        self.outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
-        """For the front end, in its own ids and clock."""
         self.draining = False
         self.paired = asyncio.Event()
         """Set once a prefill and a decode node that fit together are live."""
@@ -68,10 +67,6 @@ class Flow:
     def session(self, address: str) -> NodeSession | None:
         """The open session with a node, if there is one."""
         return self._dispatcher.session(address)
-
-    def bind(self, fail_request: FailRequest) -> None:
-        """Connect the way back for errors; called once, by the front end."""
-        self._in_flight.fail_request = fail_request
 
     def not_ready_because(self) -> str:
         """Empty when requests are taken."""
@@ -97,7 +92,7 @@ class Flow:
         return iter(self._in_flight)
 
     def start(self, flight: Flight) -> None:
-        """Queue a request; whatever goes wrong with it from now on reaches it through `fail_request`."""
+        """Queue a request; whatever goes wrong with it from now on reaches it through its outlet."""
         self._in_flight.start(flight)
 
     def abort(self, front_ids: Iterable[str], outcome: str) -> None:
@@ -166,7 +161,7 @@ class Flow:
         clock_offset_s = now - outputs.timestamp
         if step.HasField("load"):
             self._load(address, step.load)
-        passed_on: list[EngineCoreOutput] = []
+        passed_on: dict[Outlet, list[EngineCoreOutput]] = {}
         for output in outputs.outputs:
             # An id that is not live: its attempt ended here already, and its abort is on the way.
             flight = self._dispatcher.flight(output.request_id)
@@ -175,13 +170,15 @@ class Flow:
             if flight is None or attempt is None or role is None:
                 continue
             try:
-                passed_on += self._take(flight, attempt, role, output, clock_offset_s)
+                taken = self._take(flight, attempt, role, output, clock_offset_s)
+                if taken:
+                    passed_on.setdefault(flight.outlet, []).extend(taken)
             except LockstepError as error:
                 logger.warning("%s failed at %s: %s", output.request_id, address, error)
                 self._in_flight.fail(flight, error)
-        if passed_on:
-            self.outputs.put_nowait(
-                EngineCoreOutputs(outputs=passed_on, timestamp=now, weight_version=outputs.weight_version)
+        for outlet, mine in passed_on.items():
+            outlet.outputs.put_nowait(
+                EngineCoreOutputs(outputs=mine, timestamp=now, weight_version=outputs.weight_version)
             )
 
     def _take(

@@ -34,7 +34,7 @@ class FrontEnd(AsyncLLM):
                 log_stats=not args.disable_log_stats,
                 log_requests=args.enable_log_requests,
             )
-        client.flow.bind(self._fail_request)
+        client.outlet.fail_request = self._fail_request
 
     async def add_request(
         self, request_id: str, prompt: Any, params: SamplingParams | PoolingParams, **kwargs: Any

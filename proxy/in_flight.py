@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
 from lockstep.errors import (
     AttemptsExhaustedError,
@@ -20,9 +20,6 @@ from proxy.metrics import ProxyMetrics
 from proxy.window_queue import WindowQueue
 
 logger = logging.getLogger(__name__)
-
-FailRequest = Callable[[str, LockstepError], Iterable[str]]
-"""Delivers an error to the client's request; returns the internal ids of all its choices."""
 
 
 class InFlight:
@@ -46,7 +43,6 @@ class InFlight:
         self._queue: WindowQueue[Flight] = WindowQueue(self._send, self._cannot_send)
         self.empty = asyncio.Event()
         self.empty.set()
-        self.fail_request: FailRequest = lambda front_id, error: ()
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -73,7 +69,7 @@ class InFlight:
         self._queue.pump()
 
     def start(self, flight: Flight) -> None:
-        """Queue a choice; whatever goes wrong with it from now on reaches it through `fail_request`."""
+        """Queue a choice; whatever goes wrong with it from now on reaches it through its outlet."""
         self._flights[flight.front_id] = flight
         self.empty.clear()
         self._deadlines[flight.front_id] = asyncio.get_running_loop().call_later(
@@ -106,7 +102,7 @@ class InFlight:
             return
         outcome = type(error).__name__
         self._forget(flight, outcome, abort=True)
-        for front_id in self.fail_request(flight.front_id, error):
+        for front_id in flight.outlet.fail_request(flight.front_id, error):
             sibling = self._flights.get(front_id)
             if sibling is not None:
                 self._forget(sibling, outcome, abort=True)

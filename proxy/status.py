@@ -83,7 +83,7 @@ async def collect(flow: Flow, served: Served, uptime_s: float) -> schema.StatusD
             for entry, answer in zip(listed, answers, strict=True)
         ],
         compatibility_groups=[
-            _group(number, key, key == flow.cluster.key, listed) for number, key in enumerate(keys)
+            _group(number, key, _serves(flow, key), listed) for number, key in enumerate(keys)
         ],
     )
 
@@ -231,6 +231,12 @@ def _scheduler_counts(counted: pb.SchedulerStatus) -> schema.SchedulerCounts:
         bounced_by_reason=dict(counted.bounced),
         violations_by_cause=dict(counted.violations),
     )
+
+
+def _serves(flow: Flow, key: CompatibilityKey) -> bool:
+    """Whether the front end uses pairs of this key, those that are away for now too."""
+    prefill, decode = flow.cluster.known("prefill"), flow.cluster.known("decode")
+    return any(node.key == key for node in prefill) and any(node.key == key for node in decode)
 
 
 def _group(

@@ -14,6 +14,7 @@ from vllm.v1.metrics.stats import PrefillStats
 from lockstep.bounce import Bounce
 from proxy.attempt import Attempt, Phase
 from proxy.flight import Flight
+from proxy.outlet import Outlet
 from proxy.routing import RankLoad
 
 OFFSET_S = -1000.0
@@ -33,7 +34,7 @@ def loads(num_ranks: int = 1) -> tuple[RankLoad, RankLoad]:
 
 def flight(num_ranks: int = 1, *, hand_off: bool = False, **params: object) -> Flight:
     """A choice whose first attempt was sent."""
-    made = Flight(FRONT_ID, request(**params), "ls-0-1", 2)
+    made = Flight(FRONT_ID, request(**params), "ls-0-1", 2, Outlet())
     made.begin(*loads(num_ranks), hand_off=hand_off)
     return made
 

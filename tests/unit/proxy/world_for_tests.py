@@ -18,6 +18,7 @@ from proxy.flight import Flight
 from proxy.flow import Flow
 from proxy.ids import ChoiceIds
 from proxy.nodes import Role
+from proxy.outlet import Outlet
 from proxy.routing import Ranks
 
 ADDRESSES: dict[str, Role] = {"p1": "prefill", "p2": "prefill", "d1": "decode", "d2": "decode"}
@@ -90,6 +91,7 @@ class World:
 
     hand_off: bool = True
     flow: Flow = field(init=False)
+    outlet: Outlet = field(init=False)
     legs: dict[str, dict[str, Leg]] = field(default_factory=lambda: {a: {} for a in ADDRESSES})
     ever: dict[str, set[str]] = field(default_factory=lambda: {a: set() for a in ADDRESSES})
     dead: list[Leg] = field(default_factory=list)
@@ -106,7 +108,7 @@ class World:
         self.flow = Flow(
             Cluster(prefill, decode), Ranks(WINDOW_TOKENS), 1e6, MAX_ATTEMPTS, hand_off=self.hand_off
         )
-        self.flow.bind(self._fail)
+        self.outlet = Outlet(fail_request=self._fail)
         for address in ADDRESSES:
             self.node_up(address)
 
@@ -128,7 +130,7 @@ class World:
         self.ends.append([])
         params = SamplingParams(max_tokens=ANSWER_TOKENS)
         request = EngineCoreRequest(f"c{choice}", [choice], None, params, None, 0.0, None, None, None)
-        self.flow.start(Flight(request.request_id, request, self._ids.new(), 1))
+        self.flow.start(Flight(request.request_id, request, self._ids.new(), 1, self.outlet))
 
     def client_leaves(self, choice: int) -> None:
         if not self.ends[choice]:
@@ -170,8 +172,8 @@ class World:
 
     def deliver(self) -> None:
         """The front end reads: each choice's tokens are the next of its answer, and none follow its end."""
-        while not self.flow.outputs.empty():
-            for output in self.flow.outputs.get_nowait().outputs:
+        while not self.outlet.outputs.empty():
+            for output in self.outlet.outputs.get_nowait().outputs:
                 choice = int(output.request_id[1:])
                 if self.ends[choice]:
                     continue  # vLLM ignores what comes for a request that it has dropped

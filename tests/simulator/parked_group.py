@@ -4,7 +4,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +114,8 @@ class ParkedGroup:
         )
 
     def _coordinate(self) -> None:
-        try:
+        with suppress(zmq.ContextTerminated):
             self._coordinator.process_input_socket(*self._addresses)
-        except zmq.ContextTerminated:
-            pass
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A group that only waits for KV does nothing, is woken by what arrives, and no rank is left in a round alone."""
+"""A group that only waits for KV rests, is woken by what arrives, and leaves no rank alone in a round."""
 
 import random
 import time

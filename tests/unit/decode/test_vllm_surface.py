@@ -13,6 +13,7 @@ from vllm.v1.request import Request
 from decode_node.scheduler import LockstepScheduler, LockstepSyncScheduler
 from decode_node.scheduler.hand_off import HandOffRules
 from decode_node.scheduler.rules import LockstepRules
+from lockstep.node.parking.scheduler import ParkingScheduler
 
 
 def parameters(function: Any) -> list[str]:
@@ -130,4 +131,4 @@ def test_both_classes_are_vllms_own_with_our_rules_in_front() -> None:
     assert issubclass(LockstepScheduler, AsyncScheduler)
     assert not issubclass(LockstepSyncScheduler, AsyncScheduler)
     for scheduler_cls in (LockstepScheduler, LockstepSyncScheduler):
-        assert scheduler_cls.__mro__[1:3] == (HandOffRules, LockstepRules)
+        assert scheduler_cls.__mro__[1:4] == (ParkingScheduler, HandOffRules, LockstepRules)

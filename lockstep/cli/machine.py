@@ -20,17 +20,26 @@ class Device(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`cores`: ids of the cores this process may use, ascending."""
+    """`cores`: ids of the cores this process may use, ascending; `gpus`: names of its NVIDIA GPUs."""
 
     device: Device
     cores: tuple[int, ...]
+    gpus: tuple[str, ...] = ()
 
 
 def inspect_machine(device: Device, dev: Path = Path("/dev")) -> Machine:
-    """Resolve `auto`: CUDA where there is an NVIDIA device and the installed vLLM is not the CPU build."""
+    """Resolve `auto`: CUDA where there is an NVIDIA device and the installed vLLM is not the CPU build.
+
+    Raises ConfigError for `cuda` on the CPU build, which would run on the CPU all the same.
+    """
+    gpus = _gpus(dev)
+    if device is Device.CUDA and _is_cpu_build():
+        raise ConfigError(
+            "--device cuda: the installed vLLM is the CPU build; install requirements/cuda.lock.txt"
+        )
     if device is Device.AUTO:
-        device = Device.CUDA if _has_accelerator(dev) and not _is_cpu_build() else Device.CPU
-    return Machine(device=device, cores=tuple(sorted(os.sched_getaffinity(0))))
+        device = Device.CUDA if gpus and not _is_cpu_build() else Device.CPU
+    return Machine(device=device, cores=tuple(sorted(os.sched_getaffinity(0))), gpus=gpus)
 
 
 def require_vllm() -> None:
@@ -43,8 +52,13 @@ def require_vllm() -> None:
             )
 
 
-def _has_accelerator(dev: Path) -> bool:
-    return any(node.name.removeprefix("nvidia").isdecimal() for node in dev.glob("nvidia*"))
+def _gpus(dev: Path) -> tuple[str, ...]:
+    """Those that CUDA_VISIBLE_DEVICES leaves, else all that the driver has made a device file for."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(part.strip() for part in visible.split(",") if part.strip() not in ("", "-1"))
+    numbers = (node.name.removeprefix("nvidia") for node in dev.glob("nvidia*"))
+    return tuple(str(number) for number in sorted(int(text) for text in numbers if text.isdecimal()))
 
 
 def _is_cpu_build() -> bool:

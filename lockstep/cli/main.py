@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from lockstep.cli.devices import DECODE_RANKS
 from lockstep.cli.machine import Device
 from lockstep.cli.passthrough import PassThrough, become
 from lockstep.cli.plan import Role, UpOptions
@@ -42,28 +43,56 @@ app = typer.Typer(
 @app.command(
     epilog="Examples:\n\n"
     "  lockstep up\n\n"
+    "  lockstep up smollm2               sensible English; fetched at first use, 93 MB\n\n"
     "  lockstep up /models/glm --served-model-name glm --decode-ranks 4\n\n"
+    "  lockstep up /models/glm --prefill-devices 0 --decode-devices 1,2\n\n"
     "  lockstep up --decode-arg=--max-num-seqs=16 --prefill-arg=--max-num-batched-tokens=1024"
 )
 def up(
     model: Annotated[
         str | None,
-        typer.Argument(help="Model directory or hub id; models/pico of the checkout if not given."),
+        typer.Argument(
+            help="Model directory or hub id, or smollm2; models/pico of the checkout if not given."
+        ),
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the OpenAI endpoint.")] = 8000,
     host: Annotated[str, typer.Option(help="Address the OpenAI endpoint listens on.")] = "127.0.0.1",
     served_model_name: Annotated[
         str | None, typer.Option(help="Name clients ask for; the directory's name if not given.")
     ] = None,
-    decode_ranks: Annotated[int, typer.Option(min=1, help="Data-parallel ranks of the decode node.")] = 2,
+    decode_ranks: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Data-parallel ranks of the decode node; one for each decode GPU, else 2, if not given.",
+        ),
+    ] = None,
     num_speculative_tokens: Annotated[
-        int,
-        typer.Option(min=0, help="Draft tokens a step, from the model's MTP layer; 0 for a model without."),
-    ] = 2,
+        int | None,
+        typer.Option(
+            min=0,
+            help="Draft tokens a step, from the model's MTP layer; if not given, 2 for a directory with one, "
+            "else 0.",
+        ),
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="vLLM's --dtype; float32 on a CPU, vLLM's choice elsewhere.")
     ] = None,
     device: Annotated[Device, typer.Option(help="What the engines run on.")] = Device.AUTO,
+    prefill_devices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GPU[,GPU...]",
+            help="GPUs of the prefill node, tensor parallel over them; one if not given.",
+        ),
+    ] = None,
+    decode_devices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GPU[,GPU...]",
+            help="GPUs of the decode node, shared out among its ranks; one a rank if not given.",
+        ),
+    ] = None,
     state_dir: Annotated[
         Path, typer.Option(envvar="LOCKSTEP_STATE_DIR", help="Where logs and state.json go.")
     ] = Path(".lockstep"),
@@ -89,14 +118,25 @@ def up(
     options = UpOptions(
         host=host,
         port=port,
-        decode_ranks=decode_ranks,
-        num_speculative_tokens=num_speculative_tokens,
+        decode_ranks=DECODE_RANKS,
+        num_speculative_tokens=0,
         dtype=dtype,
         prefill_args=tuple(prefill_arg or ()),
         decode_args=tuple(decode_arg or ()),
         proxy_args=tuple(proxy_arg or ()),
     )
-    command = UpCommand(model, served_model_name, device, state_dir, startup_timeout_s, options)
+    command = UpCommand(
+        model=model,
+        served_model_name=served_model_name,
+        device=device,
+        prefill_devices=prefill_devices,
+        decode_devices=decode_devices,
+        decode_ranks=decode_ranks,
+        num_speculative_tokens=num_speculative_tokens,
+        state_dir=state_dir,
+        startup_timeout_s=startup_timeout_s,
+        options=options,
+    )
     try:
         code = run_up(command, Console())
     except ConfigError as error:

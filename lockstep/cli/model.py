@@ -1,10 +1,17 @@
 """Finds the model that `lockstep up` serves and the name it is served under."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import lockstep
 from lockstep.errors import ConfigError
+
+MTP_DRAFT_TOKENS = 2
+"""Of a model with MTP layers, unless told otherwise."""
+
+_MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+"""How config.json says that there are MTP layers, by family of models (vLLM config/speculative.py)."""
 
 PICO = Path("models") / "pico"
 
@@ -19,6 +26,14 @@ class Model:
     path: str
     served_name: str
     local: bool
+
+    def default_draft_tokens(self) -> int:
+        """K for a model that is here and has MTP layers, else 0: of a hub id nothing is known yet."""
+        if not self.local:
+            return 0
+        config = json.loads((Path(self.path) / "config.json").read_text())
+        config = config.get("text_config") or config
+        return MTP_DRAFT_TOKENS if any(config.get(key) for key in _MTP_LAYERS) else 0
 
 
 def resolve_model(given: str | None, served_name: str | None, checkout: Path = CHECKOUT) -> Model:

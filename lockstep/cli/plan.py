@@ -17,6 +17,9 @@ PROXY_STOP_S = 40.0
 """Time to exit after SIGTERM before SIGKILL: the services' own drain deadline of 30 s and their teardown."""
 
 
+SHARED_GPU_MEMORY = 0.45
+"""Share of a GPU's memory for each of two nodes on it."""
+
 CPU_KV_CACHE_BYTES = 512 * 1024 * 1024
 """For each engine; 100,000 tokens of pico."""
 
@@ -41,6 +44,10 @@ class UpOptions:
     decode_ranks: int
     num_speculative_tokens: int
     dtype: str | None
+    prefill_devices: tuple[str, ...] = ()
+    """GPUs of the prefill node, which is tensor parallel over them; none on a CPU."""
+    decode_devices: tuple[str, ...] = ()
+    """GPUs of the decode node, as many a rank as fit; a rank is tensor parallel over its own."""
     prefill_args: tuple[str, ...] = ()
     decode_args: tuple[str, ...] = ()
     proxy_args: tuple[str, ...] = ()
@@ -48,7 +55,7 @@ class UpOptions:
 
 @dataclass(frozen=True, slots=True)
 class StackPorts:
-    """Free ports for everything but the proxy; `decode_side_channel` is the first of one port a rank."""
+    """Free ports for all but the proxy's API; `decode_side_channel` is the first of one port a rank."""
 
     prefill_grpc: int
     prefill_http: int
@@ -56,6 +63,7 @@ class StackPorts:
     decode_grpc: int
     decode_http: int
     decode_side_channel: int
+    proxy_admin: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,8 @@ class StackPlan:
     processes: tuple[ProcessSpec, ...]
     proxy_url: str
     served_model_name: str
+    live_url: str = ""
+    """The proxy's live page; empty when the proxy's own arguments say where it is."""
 
 
 def plan_stack(
@@ -99,9 +109,10 @@ def plan_stack(
             model.path,
             *_node_args(ports.prefill_grpc, ports.prefill_http, ports.prefill_side_channel),
             *engine_args,
+            *_tensor_parallel(len(options.prefill_devices)),
             *options.prefill_args,
         ),
-        env=node_env,
+        env=node_env | _visible(options.prefill_devices),
         http_url=f"http://{NODE_HOST}:{ports.prefill_http}",
         grpc_address=prefill_grpc,
         stop_s=NODE_STOP_S,
@@ -115,14 +126,16 @@ def plan_stack(
             *_node_args(ports.decode_grpc, ports.decode_http, ports.decode_side_channel),
             *("--data-parallel-size", str(options.decode_ranks)),
             *engine_args,
+            *_tensor_parallel(len(options.decode_devices) // options.decode_ranks),
             *options.decode_args,
         ),
-        env=node_env | _rank_cores(options.decode_ranks, machine, environ),
+        env=node_env | _visible(options.decode_devices) | _rank_cores(options.decode_ranks, machine, environ),
         http_url=f"http://{NODE_HOST}:{ports.decode_http}",
         grpc_address=decode_grpc,
         stop_s=NODE_STOP_S,
         stop_wave=1,
     )
+    own_admin_port = any(arg.partition("=")[0] == "--admin-port" for arg in options.proxy_args)
     proxy = ProcessSpec(
         role=Role.PROXY,
         argv=(
@@ -130,6 +143,7 @@ def plan_stack(
             *("--prefill", prefill_grpc, "--decode", decode_grpc),
             *("--host", options.host, "--port", str(options.port)),
             *("--served-model-name", model.served_name),
+            *(() if own_admin_port else ("--admin-port", str(ports.proxy_admin))),
             *options.proxy_args,
         ),
         env=_environment(model, environ),
@@ -137,7 +151,8 @@ def plan_stack(
         grpc_address="",
         stop_s=PROXY_STOP_S,
     )
-    return StackPlan((proxy, prefill, decode), proxy_url, model.served_name)
+    live_url = "" if own_admin_port else f"http://{NODE_HOST}:{ports.proxy_admin}/lockstep/"
+    return StackPlan((proxy, prefill, decode), proxy_url, model.served_name, live_url)
 
 
 def service_argv(role: Role) -> tuple[str, ...]:
@@ -162,7 +177,17 @@ def _engine_args(options: UpOptions, machine: Machine, environ: Mapping[str, str
     # vLLM on CPU would take 92 % of the machine's memory for each engine; its variable wins over the flag.
     if machine.device is Device.CPU and "VLLM_CPU_KVCACHE_SPACE" not in environ:
         args += ("--kv-cache-memory-bytes", str(CPU_KV_CACHE_BYTES))
+    if set(options.prefill_devices) & set(options.decode_devices):
+        args += ("--gpu-memory-utilization", str(SHARED_GPU_MEMORY))
     return args
+
+
+def _tensor_parallel(num_devices: int) -> tuple[str, ...]:
+    return ("--tensor-parallel-size", str(num_devices)) if num_devices > 1 else ()
+
+
+def _visible(devices: tuple[str, ...]) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}
 
 
 def _environment(model: Model, environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Which model `lockstep up` serves, and under which name."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,23 @@ def test_pico_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="lockstep up MODEL"):
         resolve_model(None, None, checkout=tmp_path / "site-packages")
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens"),
+    [
+        ({}, 0),
+        ({"num_nextn_predict_layers": 0}, 0),
+        ({"num_nextn_predict_layers": 1}, 2),
+        ({"text_config": {"mtp_num_hidden_layers": 1}}, 2),
+    ],
+)
+def test_draft_tokens_follow_from_the_model(tmp_path: Path, config: dict[str, object], tokens: int) -> None:
+    """Two where its configuration says that there is an MTP layer, none where it would not start."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert resolve_model(str(tmp_path), None).default_draft_tokens() == tokens
+
+
+def test_nothing_is_drafted_for_an_unknown_model() -> None:
+    """Of a hub id nothing is known before it is loaded."""
+    assert resolve_model("some/model", None).default_draft_tokens() == 0

@@ -19,6 +19,7 @@ PORTS = StackPorts(
     decode_grpc=20004,
     decode_http=20005,
     decode_side_channel=20006,
+    proxy_admin=20008,
 )
 CPU = Machine(device=Device.CPU, cores=(0, 1))
 CUDA = Machine(device=Device.CUDA, cores=(0, 1))
@@ -71,7 +72,17 @@ def test_proxy_command_line() -> None:
         *(sys.executable, "-P", "-m", "proxy"),
         *("--prefill", "127.0.0.1:20001", "--decode", "127.0.0.1:20004"),
         *("--host", "127.0.0.1", "--port", "8000", "--served-model-name", "pico"),
+        *("--admin-port", "20008"),
     )
+    assert plan().live_url == "http://127.0.0.1:20008/lockstep/"
+
+
+@pytest.mark.parametrize("given", [("--admin-port", "9000"), ("--admin-port=9000",)])
+def test_admin_port_of_ones_own(given: tuple[str, ...]) -> None:
+    """The proxy gets it once, and no other place is told as the live page's."""
+    stack = plan(replace(OPTIONS, proxy_args=given))
+    assert sum(arg.startswith("--admin-port") for arg in process(stack, "proxy").argv) == 1
+    assert stack.live_url == ""
 
 
 def test_addresses_to_watch() -> None:
@@ -190,3 +201,23 @@ def test_hub_model_may_go_online() -> None:
 def test_url_to_connect_to(host: str, url: str) -> None:
     """An address that means all interfaces is listened on, but not connected to."""
     assert plan(replace(OPTIONS, host=host)).proxy_url == url
+
+
+def test_gpus_are_shared_out() -> None:
+    """Each node sees its own GPUs and is tensor parallel over those of one rank."""
+    options = replace(OPTIONS, prefill_devices=("0",), decode_devices=("1", "2", "3", "4"))
+    stack = plan(options, machine=CUDA)
+    prefill, decode = process(stack, "prefill"), process(stack, "decode")
+    assert prefill.env["CUDA_VISIBLE_DEVICES"] == "0"
+    assert "--tensor-parallel-size" not in prefill.argv
+    assert decode.env["CUDA_VISIBLE_DEVICES"] == "1,2,3,4"
+    assert decode.argv[decode.argv.index("--tensor-parallel-size") + 1] == "2"
+    assert "--gpu-memory-utilization" not in (*prefill.argv, *decode.argv)
+
+
+def test_nodes_on_one_gpu_share_its_memory() -> None:
+    """vLLM's own share for each, 0.92, would leave the second node none."""
+    options = replace(OPTIONS, decode_ranks=1, prefill_devices=("0",), decode_devices=("0",))
+    for role in ("prefill", "decode"):
+        argv = process(plan(options, machine=CUDA), role).argv
+        assert argv[argv.index("--gpu-memory-utilization") + 1] == "0.45"

@@ -76,8 +76,11 @@ if ! have "$base"; then
 fi
 
 say "packages of requirements/cpu.lock.txt"
-"$PYTHON" -m pip download --quiet --no-deps -d "$WORK/wheels" -r requirements/cpu.lock.txt 2> "$WORK/logs/pip" \
-    || { tail -n 5 "$WORK/logs/pip" >&2; die "pip download failed"; }
+if ! cmp --quiet requirements/cpu.lock.txt "$WORK/wheels/lock"; then
+    "$PYTHON" -m pip download --quiet --no-deps -d "$WORK/wheels" -r requirements/cpu.lock.txt 2> "$WORK/logs/pip" \
+        || { tail -n 5 "$WORK/logs/pip" >&2; die "pip download failed"; }
+    cp requirements/cpu.lock.txt "$WORK/wheels/lock"
+fi
 
 for target in node-cpu proxy; do
     say "image lockstep-$target"

@@ -81,12 +81,12 @@ class Attempt:
 
     def on_error(self, role: Role, error: LockstepError) -> None:
         """A node answered one leg with an error: set `end`, or raise it if it says not to try again."""
-        if self._needs(role):
+        if self.needs(role):
             self.end = attempt_end.refused(role, error)
 
     def on_loss(self, role: Role) -> None:
         """The node of one leg went away: set `end` if that leg was still needed."""
-        if self._needs(role):
+        if self.needs(role):
             self.end = attempt_end.lost(role)
 
     def over(self) -> None:
@@ -139,7 +139,7 @@ class Attempt:
     def _kv_arrived(self) -> bool:
         return self.phase is Phase.STREAMING or bool(self._held)
 
-    def _needs(self, role: Role) -> bool:
+    def needs(self, role: Role) -> bool:
         """Prefill is needed until decode's first token shows that the KV has arrived."""
         return role == "decode" or self.phase is not Phase.STREAMING
 

@@ -1,20 +1,17 @@
 """The proxy's own flags; vLLM's front-end flags come on top of them."""
 
-import re
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from lockstep.rpc.credentials import CallerConfig
+from proxy.admission.config import AdmissionConfig
+from proxy.discovery.config import DiscoveryConfig
 
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s,]+):(\d{1,5})")
 
-
-class ProxyConfig(CallerConfig):
+class ProxyConfig(DiscoveryConfig, AdmissionConfig, CallerConfig):
     """Flags of `lockstep proxy`; --host and --port are vLLM's."""
 
-    prefill: str = Field(description="prefill nodes, HOST:PORT[,HOST:PORT...]")
-    decode: str = Field(description="decode nodes, HOST:PORT[,HOST:PORT...]")
     prefill_window_tokens: int | None = Field(
         None,
         ge=1,
@@ -50,29 +47,3 @@ class ProxyConfig(CallerConfig):
     drain_timeout_s: float = Field(30.0, ge=0, description="time running requests get after SIGTERM")
     log_format: Literal["console", "json"] = Field("console", description="console or json")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="of our own loggers")
-
-    @field_validator("prefill", "decode")
-    @classmethod
-    def _addresses(cls, value: str) -> str:
-        addresses = _split(value)
-        for address in addresses:
-            match = _ADDRESS.fullmatch(address)
-            if match is None or not 1 <= int(match[2]) <= 65535:
-                raise ValueError(f"{address!r} is not HOST:PORT")
-        if len(set(addresses)) != len(addresses):
-            raise ValueError("an address is listed twice")
-        return value
-
-    @property
-    def prefill_addresses(self) -> tuple[str, ...]:
-        """In the order given."""
-        return _split(self.prefill)
-
-    @property
-    def decode_addresses(self) -> tuple[str, ...]:
-        """In the order given."""
-        return _split(self.decode)
-
-
-def _split(value: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in value.split(","))

@@ -11,6 +11,7 @@ from lockstep.errors import DrainingError, LockstepError, NodeLostError
 from lockstep.rpc import codec
 from lockstep.rpc.generated import lockstep_pb2 as pb
 from proxy import http_errors
+from proxy.admission.queue_limits import QueueLimits
 from proxy.attempt import Attempt, Phase
 from proxy.cluster import Cluster
 from proxy.dispatch import Dispatcher
@@ -26,6 +27,8 @@ from proxy.session import NodeSession
 
 logger = logging.getLogger(__name__)
 
+_DEFAULT_QUEUE_LIMITS = QueueLimits()
+
 
 class Flow:
     """All requests in flight, and the events of all sessions. Everything happens on one event loop."""
@@ -38,6 +41,7 @@ class Flow:
         max_attempts: int,
         *,
         hand_off: bool = True,
+        queue_limits: QueueLimits = _DEFAULT_QUEUE_LIMITS,
     ) -> None:
         self._cluster = cluster
         self._ranks = ranks
@@ -47,7 +51,7 @@ class Flow:
         self.lanes = Lanes()
         """This and the journal are for those who watch."""
         self._in_flight = InFlight(
-            self._dispatcher, self.metrics, self.journal, request_timeout_s, max_attempts
+            self._dispatcher, self.metrics, self.journal, request_timeout_s, max_attempts, queue_limits
         )
         self.request_timeout_s = request_timeout_s
         self.draining = False
@@ -82,6 +86,14 @@ class Flow:
         """Requests that wait here for a prefill rank below its window."""
         return self._in_flight.num_queued
 
+    def make_room(self, choices: int, priority: int) -> None:
+        """For a request that is about to start; raises OverloadedError when too many wait already."""
+        self._in_flight.make_room(choices, priority)
+
+    def retry_after_s(self) -> int:
+        """When a client that is refused now may well come back."""
+        return self._in_flight.retry_after_s()
+
     @property
     def num_in_flight(self) -> int:
         """Requests that were started and have not ended, those that wait included."""
@@ -115,6 +127,28 @@ class Flow:
             logger.warning("%d requests did not end in time and are aborted", len(self._in_flight))
         for flight in self._in_flight.all():
             self._in_flight.fail(flight, refused)
+
+    # What the membership calls.
+
+    def join(self, address: str, role: Role) -> None:
+        self._cluster.join(address, role)
+        self._in_flight.pump()
+
+    def leave(self, address: str) -> None:
+        self._cluster.leave(address)
+
+    def is_used(self, address: str) -> bool:
+        """Prefill is needed until its KV has arrived."""
+        for flight in self._in_flight:
+            role = flight.attempt.role_at(address) if flight.attempt else None
+            if flight.attempt is not None and role is not None and flight.attempt.needs(role):
+                return True
+        return False
+
+    def forget(self, address: str) -> None:
+        self.node_down(address, "no longer listed")
+        self._cluster.forget(address)
+        self.lanes.forget(address)
 
     # What the sessions call.
 

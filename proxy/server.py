@@ -27,6 +27,8 @@ from lockstep.rpc import credentials
 from proxy import status, vllm_config
 from proxy.cluster import Cluster
 from proxy.config import ProxyConfig
+from proxy.discovery import configured
+from proxy.discovery.membership import Membership
 from proxy.engine_core_client import ClusterClient
 from proxy.first_byte import FirstByteGate
 from proxy.flow import Flow
@@ -93,29 +95,25 @@ async def answering_health(sock: socket.socket, flow: Flow) -> AsyncIterator[Non
 
 @contextlib.asynccontextmanager
 async def sessions(config: ProxyConfig) -> AsyncIterator[tuple[Cluster, ClusterClient]]:
-    """Keep a session to every listed node open; raises ConfigError for credentials that cannot be used."""
+    """Keep a session to every listed node open.
+
+    Raises ConfigError for credentials that cannot be used, and for a source of nodes that cannot.
+    """
     link = credentials.of_caller(config)
-    cluster = Cluster(config.prefill_addresses, config.decode_addresses)
+    sources = configured.sources(config)
+    cluster = Cluster()
     ids = ChoiceIds()
     ranks = Ranks(config.prefill_window_tokens)
     flow = Flow(
         cluster, ranks, config.request_timeout_s, config.max_attempts, hand_off=config.hand_off == "on"
     )
-    listed: list[tuple[Role, str]] = [
-        *(("prefill", address) for address in config.prefill_addresses),
-        *(("decode", address) for address in config.decode_addresses),
-    ]
-    opened = [
-        NodeSession(address, role, ids.proxy_id, config.connect_timeout_s, flow, link)
-        for role, address in listed
-    ]
-    for session in opened:
-        session.start()
-    try:
-        with flow.metrics.published(lambda: flow.num_queued, flow.not_ready_because):
+
+    def open_session(address: str, role: Role) -> NodeSession:
+        return NodeSession(address, role, ids.proxy_id, config.connect_timeout_s, flow, link)
+
+    with flow.metrics.published(lambda: flow.num_queued, flow.not_ready_because):
+        async with Membership(flow, open_session).following(configured.fixed_nodes(config), sources):
             yield cluster, ClusterClient(flow, ids)
-    finally:
-        await asyncio.gather(*(session.close() for session in opened))
 
 
 async def first_pair(cluster: Cluster, flow: Flow, deadline_s: float) -> tuple[Node, Node]:

@@ -42,11 +42,16 @@ class Lanes:
         """A session with the node opened; one that was started anew counts its steps from 0."""
         if self._instances.get(node.address) == node.instance_id:
             return
+        self.forget(node.address)
         self._instances[node.address] = node.instance_id
-        for key in [key for key in self._lanes if key[0] == node.address]:
-            del self._lanes[key]
         for rank in node.ranks:
             self._lanes[node.address, rank.local_rank] = _Lane(rank.global_rank)
+
+    def forget(self, address: str) -> None:
+        """The node is no longer listed."""
+        self._instances.pop(address, None)
+        for key in [key for key in self._lanes if key[0] == address]:
+            del self._lanes[key]
 
     def add(self, address: str, records: pb.StepRecords) -> None:
         """Take a second's steps of a rank; those of a rank that the node did not describe are left out."""

@@ -70,6 +70,8 @@ class Display:
             f'    -d \'{{"model": "{plan.served_model_name}", "stream": true, "max_tokens": 64,'
             ' "messages": [{"role": "user", "content": "Write a function that adds two numbers."}]}\'\n'
         )
+        if plan.live_url:
+            self.note(f"The ranks, live, in a browser on this machine: {plan.live_url}\n")
         self.note("Ctrl-C stops everything.")
 
     def note(self, line: str) -> None:

@@ -34,6 +34,8 @@ class StackState:
     proxy_url: str
     served_model_name: str
     processes: tuple[ProcessState, ...]
+    live_url: str = ""
+    """The proxy's live page, for a browser on this machine."""
 
 
 class StateDirectory:

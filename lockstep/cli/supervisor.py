@@ -132,7 +132,8 @@ class Supervisor:
             )
             for process in self._processes
         )
-        return StackState(os.getpid(), self._plan.proxy_url, self._plan.served_model_name, processes)
+        plan = self._plan
+        return StackState(os.getpid(), plan.proxy_url, plan.served_model_name, processes, plan.live_url)
 
     async def _end_all(self) -> None:
         in_order = asyncio.create_task(self._stop_in_waves())

@@ -34,9 +34,14 @@ export function add(ranks) {
   draw();
 }
 
-// Which nodes are one group, and which lanes have none any more.
+// Which nodes are one group; the lanes of a node that is not listed any more go.
 export function known(status) {
   groups = new Map(status.nodes.map((node) => [node.address, node.group_id || node.address]));
+  for (const [key, lane] of lanes) {
+    if (groups.has(lane.address)) continue;
+    lane.element.remove();
+    lanes.delete(key);
+  }
 }
 
 export function clear() {

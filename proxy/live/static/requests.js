@@ -94,7 +94,7 @@ function cellsOf(row) {
     milliseconds(row.age_ms),
     milliseconds(attempt?.prefilled_ms),
     milliseconds(kvMs),
-    attempt ? `${rankName(attempt.prefill.address, attempt.prefill.global_rank)} → ${rankName(attempt.decode.address, attempt.decode.global_rank)}` : "–",
     row.attempts.map((one) => one.reason).join(", ") || "–",
+    attempt ? `${rankName(attempt.prefill.address, attempt.prefill.global_rank)} → ${rankName(attempt.decode.address, attempt.decode.global_rank)}` : "–",
   ];
 }

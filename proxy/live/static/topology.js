@@ -83,7 +83,7 @@ function decodeFigures(node, rank) {
   return [
     ["KV received", received && rate(received.by / received.seconds)],
     ["drafts accepted", drafts && accepted && percent(accepted.by, drafts.by)],
-    ["in quarantine", counts && counts.kv.quarantined_blocks ? `${whole(counts.kv.quarantined_blocks)} blocks` : null],
+    ["blocks in quarantine", counts && counts.kv.quarantined_blocks ? whole(counts.kv.quarantined_blocks) : null],
   ];
 }
 

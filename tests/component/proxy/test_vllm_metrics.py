@@ -6,7 +6,7 @@ from unit.deploy_metrics.test_queries import OF_VLLM
 
 
 async def test_what_the_dashboard_asks_of_vllm(stack: Stack) -> None:
-    """Names and labels, with values once a request was answered; for the one engine that the front end knows."""
+    """Names and labels, with values once a request was answered."""
     body = {"model": "pico", "prompt": "Some words to say.", "max_tokens": 30}
     assert (await stack.http.post("/v1/completions", json=body)).status_code == 200
     text = (await stack.http.get("/metrics")).text

@@ -22,6 +22,7 @@ STATE = StackState(
             restarts=0,
         ),
     ),
+    live_url="http://127.0.0.1:20008/lockstep/",
 )
 
 
@@ -43,6 +44,7 @@ def test_state_file(tmp_path: Path) -> None:
                     "restarts": 0,
                 }
             ],
+            "live_url": "http://127.0.0.1:20008/lockstep/",
         }
         assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["lock", "logs", "state.json"]
 

@@ -66,6 +66,18 @@ def test_a_session_that_only_reconnects_keeps_the_lanes() -> None:
     assert len(lanes.all()) == 1
 
 
+def test_node_that_is_no_longer_listed_is_forgotten() -> None:
+    """Its lanes go, those of the others stay."""
+    lanes = Lanes()
+    for address in ("d1", "d2"):
+        lanes.opened(node("decode", address, 1))
+        lanes.add(address, records(0, 0, 1))
+    lanes.forget("d1")
+    assert [lane.address for lane in lanes.all()] == ["d2"]
+    lanes.add("d1", records(0, 1, 1))
+    assert len(lanes.all()) == 1
+
+
 def test_journal_keeps_few_ended_choices_and_nothing_else_unwatched() -> None:
     """No choice is held on to before it ends, so no prompt is."""
     journal = Journal()

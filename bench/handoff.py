@@ -1,12 +1,16 @@
 """What the hand-off of first token and drafts saves: one prefill and one decode rank, with it and without.
 
-    python -m bench.handoff [--requests 24] [--skip-plain]
+    python -m bench.handoff [--requests 24] [--decode-ranks 1] [--skip-plain] [--skip-stepping]
 
 The same greedy prompts go, one at a time, through two proxies over the same two nodes, in turn: one passes on
 prefill's token and lets decode verify its drafts, the other (`--hand-off off`) takes every token from decode.
 Prints medians and means, and exits with 1 where the answers differ from each other or from plain vLLM's,
 where the first decode step gives no more than 1.5 tokens, or where the client's first token comes later than
 1.1 times prefill's.
+
+Then the same prompts go to a second pair of nodes that step while they only wait for KV, as vLLM's do, and
+the stages of the hand-over are shown for both (`handoff_stages.py`, `observer/stages_plugin.py`): what is
+neither wire nor model nor a running step has to fall to a third.
 """
 
 import argparse
@@ -24,8 +28,11 @@ from typing import Any
 
 import httpx
 
+from bench import handoff_stages
 from bench.harness import complete_all, completion_body, run_proxy, run_reference, run_stack
 from bench.harness import prompts as text_prompts
+from bench.observer import stages_plugin
+from bench.observer.install import observed
 
 LENGTHS = (8, 32, 100, 128, 200, 256, 300, 400)
 MAX_TOKENS = 32
@@ -33,6 +40,8 @@ SERVED_CONTEXT = "4091"
 """Of the stack by default: 4096 - K * 2 batches in flight - 1."""
 LEAST_FIRST_STEP_TOKENS = 1.5
 MOST_TTFT_SHARE = 1.1
+MOST_IDLE_SHARE = 1 / 3
+WARM_UPS = 3
 
 _LOGGED = re.compile(r"prefilled_ms=(?P<prefilled>[\d.]+) first_token_ms=(?P<first>[\d.]+)")
 
@@ -146,34 +155,62 @@ def problems(on: Mode, off: Mode, plain: list[list[int]] | None) -> list[str]:
     return found
 
 
+def run_pair(
+    scratch: Path, bodies: Sequence[dict[str, Any]], park: str, ranks: int
+) -> tuple[Mode, Mode, Path]:
+    """Start a pair of nodes and measure with and without hand-off. Returns both, and what was observed."""
+    proxy_dir, stack_dir = scratch / "proxy", scratch / "stack"
+    for directory in (proxy_dir, stack_dir):
+        directory.mkdir(parents=True)
+    flags = [f"--{role}-arg=--park={park}" for role in ("prefill", "decode")]
+    with (
+        observed(scratch / "observed", stages_plugin) as stages,
+        run_stack(stack_dir, "--decode-ranks", str(ranks), *flags) as stack,
+        run_proxy([stack.prefill], [stack.decode], proxy_dir, "--hand-off", "off") as off_url,
+    ):
+        urls = (stack.url, off_url)
+        asyncio.run(measure(urls, bodies[:WARM_UPS]))
+        on, off = asyncio.run(measure(urls, bodies))
+        on_log = next(iter((stack_dir / "logs").glob("proxy*.log")))
+        with_it = Mode(on, *logged(on_log, len(bodies)), from_prefill=True)
+        without = Mode(off, *logged(proxy_dir / "proxy.log", len(bodies)), from_prefill=False)
+    return with_it, without, stages
+
+
+def compare_stages(before: Path, after: Path, lengths: Sequence[int]) -> list[str]:
+    """Show the stages of the last requests of both; returns what is not as it has to be."""
+    groups = [handoff_stages.read(directory, len(lengths)) for directory in (before, after)]
+    wire = handoff_stages.fastest(groups, lengths)
+    stepping, parked = (handoff_stages.table(group, wire) for group in groups)
+    handoff_stages.show(stepping, parked)
+    share = parked["idle"] / stepping["idle"]
+    return [f"{share:.2f} of the idle time is left"] if share > MOST_IDLE_SHARE else []
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--requests", type=int, default=24)
+    parser.add_argument("--decode-ranks", type=int, default=1)
     parser.add_argument("--skip-plain", action="store_true", help="do not compare with plain vLLM")
+    parser.add_argument("--skip-stepping", action="store_true", help="do not compare the stages")
     arguments = parser.parse_args()
     lengths = [LENGTHS[number % len(LENGTHS)] for number in range(arguments.requests)]
     bodies = [completion_body(prompt, max_tokens=MAX_TOKENS) for prompt in text_prompts(lengths, seed=11)]
-    plain = None
-    with tempfile.TemporaryDirectory() as scratch:
-        reference, stack_dir, proxy_dir = (Path(scratch) / name for name in ("plain", "stack", "proxy"))
-        for directory in (reference, stack_dir, proxy_dir):
-            directory.mkdir()
+    ranks: int = arguments.decode_ranks
+    plain, slow = None, []
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
         if not arguments.skip_plain:
-            with run_reference(reference, "--max-model-len", SERVED_CONTEXT) as url:
+            (scratch / "plain").mkdir()
+            with run_reference(scratch / "plain", "--max-model-len", SERVED_CONTEXT) as url:
                 answers = asyncio.run(complete_all(url, bodies, concurrency=8))
                 plain = [answer["choices"][0]["token_ids"] for answer in answers]
-        with (
-            run_stack(stack_dir, "--decode-ranks", "1") as stack,
-            run_proxy([stack.prefill], [stack.decode], proxy_dir, "--hand-off", "off") as off_url,
-        ):
-            urls = (stack.url, off_url)
-            asyncio.run(measure(urls, bodies[:3]))
-            on, off = asyncio.run(measure(urls, bodies))
-            on_log = next(iter((stack_dir / "logs").glob("proxy*.log")))
-            with_it = Mode(on, *logged(on_log, len(bodies)), from_prefill=True)
-            without = Mode(off, *logged(proxy_dir / "proxy.log", len(bodies)), from_prefill=False)
-    report(with_it, without)
-    found = problems(with_it, without, plain)
+        on, off, after = run_pair(scratch / "parked", bodies, "on", ranks)
+        report(on, off)
+        if not arguments.skip_stepping:
+            *_, before = run_pair(scratch / "stepping", bodies, "off", ranks)
+            slow = compare_stages(before, after, lengths)
+    found = problems(on, off, plain) + slow
     sys.exit("\n".join(found) if found else 0)
 
 

@@ -4,16 +4,17 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 from bench.harness import write_vllm_plugin
-from bench.observer import plugin
+from bench.observer import plugin as agreement_plugin
 
 DISTRIBUTION = "lockstep_bench_observer"
 
 
 @contextlib.contextmanager
-def observed(directory: Path) -> Iterator[Path]:
-    """Have every engine that is started inside write what it agrees to; yields where."""
+def observed(directory: Path, plugin: ModuleType = agreement_plugin) -> Iterator[Path]:
+    """Have every engine that is started inside write what the plugin notes; yields where."""
     site, records = directory / "site", directory / "records"
     records.mkdir(parents=True)
     write_vllm_plugin(site, DISTRIBUTION, Path(plugin.__file__).read_text())

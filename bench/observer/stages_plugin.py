@@ -1,0 +1,117 @@
+"""Owns what is noted of a hand-over inside engine processes: when each of its stages is reached.
+
+The benchmark installs a copy of this file as a vLLM general plugin (`install.py`), so that Lockstep's own
+code does without. It wraps methods of Lockstep and vLLM. One line of JSON for each event goes to
+STAGE_OBSERVER_DIR/<pid>.jsonl: [stage, request_id, seconds of the machine's monotonic clock], and for each
+step that runs the model ["ran", 0 or 1, start, end], 1 for a dummy step. Stages, in order:
+
+    sampled    prefill has the first token and the drafts
+    staged     they and the last chunk are with the writer thread
+    posted     the last write is given to NIXL
+    written    the writer has seen that it is done
+    seen       decode's writer has read the notice
+    admitted   decode's scheduler has taken the request up
+    first_step decode's model starts with it
+    first_token its first output is there
+"""
+
+import functools
+import json
+import os
+import time
+from typing import Any
+
+DIRECTORY_ENV = "STAGE_OBSERVER_DIR"
+
+_file: list[int] = []
+
+
+def register() -> None:
+    """Entry point of `vllm.general_plugins`; safe to run more than once."""
+    if DIRECTORY_ENV not in os.environ:
+        return
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+    from vllm.v1.worker.gpu_worker import Worker
+
+    from kv_transfer.decode_ledger import DecodeLedger
+    from kv_transfer.handoff.worker import HandOffWorker
+    from kv_transfer.prefill_ledger import PrefillLedger
+    from kv_transfer.transfers import Transfers
+
+    _before(HandOffWorker, "hand_over", lambda _, request_ids, *args: _note("sampled", *request_ids))
+    _after(PrefillLedger, "computed", lambda _, request_id, *args: _note("staged", request_id))
+    _before(Transfers, "post", lambda _, write: _note("posted", write.request_id))
+    _after(Transfers, "poll", _settled)
+    _before(DecodeLedger, "completed", lambda _, notice, *args: _note("seen", notice.request_id))
+    _before(Scheduler, "_update_waiting_for_remote_kv", lambda _, r: _note("admitted", r.request_id))
+    _before(GPUModelRunner, "execute_model", _step_starts)
+    _after(GPUModelRunner, "sample_tokens", _step_ends)
+    _before(Worker, "execute_dummy_batch", _dummy_starts)
+    _after(Worker, "execute_dummy_batch", _dummy_ends)
+
+
+def _before(owner: type, name: str, look: Any) -> None:
+    _wrap(owner, name, look, before=True)
+
+
+def _after(owner: type, name: str, look: Any) -> None:
+    _wrap(owner, name, look, before=False)
+
+
+def _wrap(owner: type, name: str, look: Any, *, before: bool) -> None:
+    method, mark = getattr(owner, name), f"_observed_{'before' if before else 'after'}"
+    if hasattr(method, mark):
+        return
+
+    @functools.wraps(method)
+    def observed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if before:
+            look(self, *args)
+        result = method(self, *args, **kwargs)
+        if not before:
+            look(self, *(args or (result,)))
+        return result
+
+    setattr(observed, mark, True)
+    setattr(owner, name, observed)
+
+
+def _settled(_: Any, settled: list[Any]) -> None:
+    for done in settled:
+        _note("written", done.write.request_id)
+
+
+def _step_starts(runner: Any, scheduler_output: Any, *args: Any) -> None:
+    if scheduler_output.total_num_scheduled_tokens:
+        runner._observed_step = time.monotonic(), [new.req_id for new in scheduler_output.scheduled_new_reqs]
+        _note("first_step", *runner._observed_step[1])
+
+
+def _step_ends(runner: Any, *args: Any) -> None:
+    started, new = getattr(runner, "_observed_step", (None, []))
+    if started is not None:
+        runner._observed_step = None, []
+        _note("first_token", *new)
+        _write(["ran", 0, started, time.monotonic()])
+
+
+def _dummy_starts(worker: Any, *args: Any) -> None:
+    worker._observed_dummy = time.monotonic()
+
+
+def _dummy_ends(worker: Any, *args: Any) -> None:
+    _write(["ran", 1, worker._observed_dummy, time.monotonic()])
+
+
+def _note(stage: str, *request_ids: str) -> None:
+    now = time.monotonic()
+    for request_id in request_ids:
+        _write([stage, request_id, now])
+
+
+def _write(event: list[Any]) -> None:
+    if not _file:
+        path = os.path.join(os.environ[DIRECTORY_ENV], f"{os.getpid()}.jsonl")
+        _file.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
+    os.write(_file[0], json.dumps(event).encode() + b"\n")

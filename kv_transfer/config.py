@@ -9,7 +9,7 @@ Role = Literal["prefill", "decode"]
 
 CONNECTOR_CLASS = "LockstepPushConnector"
 CONNECTOR_MODULE = "kv_transfer.connector"
-CONNECTOR_VERSION = "3"
+CONNECTOR_VERSION = "4"
 """Of our notices and our kv_transfer_params; nodes of another version are not paired."""
 # vLLM's `worker_extension_cls`: answers `collective_rpc("lockstep_kv_counters")`.
 WORKER_EXTENSION_CLASS = "kv_transfer.worker_rpc.KVWorkerExtension"
@@ -32,6 +32,8 @@ class ConnectorOptions:
     """A decode request whose KV has not arrived this long after its blocks were registered fails."""
     lockstep_cancel_ack_timeout_s: float = 5.0
     """Without prefill's answer to a cancel after this long, decode's blocks count as quarantined."""
+    lockstep_stall_patience_s: float = 1.0
+    """A decode rank that runs nothing and finds no blocks for this long asks prefill what can be done."""
     lockstep_tombstone_ttl_s: float = 180.0
     """How long prefill remembers that nothing will be pushed for a request."""
     lockstep_tombstone_limit: int = 65536

@@ -40,10 +40,13 @@ class LockstepPushConnector(NixlPushConnector):
         self.connector_worker.wait_for_save()
 
     def build_connector_worker_meta(self) -> HandOffWorkerMetadata | None:
-        """Worker side of decode, once a step: what came with the KV that has arrived."""
+        """Worker side of decode, once a step: what came with KV that has arrived, and prefill's answers."""
         assert self.connector_worker is not None
         payloads = self.connector_worker.take_payloads()
-        return HandOffWorkerMetadata(payloads) if payloads else None
+        offered, revoked = self.connector_worker.take_answers()
+        if not payloads and not offered and not revoked:
+            return None
+        return HandOffWorkerMetadata(payloads, offered, revoked)
 
     def lockstep_has_news(self) -> bool:
         """Worker side: see `LockstepPushWorker.has_news`; what parks the engine asks it."""
@@ -59,6 +62,11 @@ class LockstepPushConnector(NixlPushConnector):
         """Scheduler side of decode: see `LockstepPushScheduler.take_hand_off`."""
         assert self.connector_scheduler is not None
         return self.connector_scheduler.take_hand_off(request_id)
+
+    def take_offered(self) -> list[str]:
+        """Scheduler side of decode: see `LockstepPushScheduler.take_offered`."""
+        assert self.connector_scheduler is not None
+        return self.connector_scheduler.take_offered()
 
     def abandon(self, request_id: str) -> None:
         """Scheduler side of prefill: see `LockstepPushScheduler.abandon`."""

@@ -45,8 +45,9 @@ class KVCounters:
         pushed_requests, pushed_blocks, pushed_bytes (as NIXL's telemetry counted them), pushed_chunks
         (writes), streamed_chunks (those given out while the prompt was computed), restarted_pushes (by a
         preemption on prefill), received_requests, received_blocks, malformed_notices, late_notices,
-        notices_failed, leases_expired, kv_bytes_per_block (all layers of one block on this worker), the
-        dictionaries released, refused, failed, cancels_sent, and histograms: {name: Histogram.snapshot}.
+        notices_failed, leases_expired, questions_sent (while decode stood still), kv_bytes_per_block (all
+        layers of one block on this worker), the dictionaries released, refused, failed, cancels_sent, and
+        histograms: {name: Histogram.snapshot}.
         """
         names = (
             "pushed_requests",
@@ -61,6 +62,7 @@ class KVCounters:
             "late_notices",
             "notices_failed",
             "leases_expired",
+            "questions_sent",
         )
         with self._lock:
             totals = {name: self._totals[name] for name in names}

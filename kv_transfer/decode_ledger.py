@@ -90,6 +90,11 @@ class DecodeLedger:
     def expects(self, request_id: str) -> bool:
         return request_id in self._receives
 
+    def may_be_revoked(self, request_id: str) -> bool:
+        """Whether prefill has the registration and nothing has ended the receive."""
+        receive = self._receives.get(request_id)
+        return receive is not None and receive.sent_at is not None and receive.failure is None
+
     def opened(self, request_id: str, peer: PrefillPeer, token: str, num_blocks: int, now: float) -> None:
         """The scheduler allocated blocks and wants them registered."""
         deadline = now + self._registration_deadline_s

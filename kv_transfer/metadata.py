@@ -6,6 +6,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConne
 
 from kv_transfer.params import PrefillPeer
 from kv_transfer.push_plan import Chunk
+from kv_transfer.stall import Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class LockstepConnectorMetadata(NixlConnectorMetadata):
         super().__init__()
         # Decode: requests that ended before their KV arrived.
         self.cancels: list[CancelOrder] = []
+        # Decode: requests to ask prefill about, while nothing moves here.
+        self.questions: list[Question] = []
         # Prefill: the token of each entry of `push_finished_blocks` and of `chunks`.
         self.tokens: dict[str, str] = {}
         # Prefill: what this step computes of requests that a decode node waits for.

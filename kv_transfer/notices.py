@@ -43,6 +43,26 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     peer: DecodePeer
 
 
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """Decode to prefill, when it stands still for want of blocks: how is it with this request?
+
+    With blocks `registered`, prefill answers `Released` if it has computed nothing yet; without, `Held` if it
+    has computed everything. No answer to anything else.
+    """
+
+    request_id: str
+    token: str
+    registered: bool
+    peer: DecodePeer
+
+
+class Held(msgspec.Struct, frozen=True, tag=True):
+    """Prefill to decode: the prompt is computed and its blocks wait for a registration."""
+
+    request_id: str
+    token: str
+
+
 class Completed(msgspec.Struct, frozen=True, tag=True):
     """Prefill to decode: every write of this worker is done, the KV is whole.
 
@@ -73,7 +93,7 @@ class Released(msgspec.Struct, frozen=True, tag=True):
     writers: int
 
 
-Notice = Cancel | Completed | Failing | Released
+Notice = Cancel | Ask | Held | Completed | Failing | Released
 
 
 @dataclass(frozen=True, slots=True)

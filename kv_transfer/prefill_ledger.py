@@ -13,12 +13,14 @@ write has ended.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kv_transfer.notices import Cancel, DecodePeer, Registration
+from kv_transfer.notices import Ask, Cancel, DecodePeer, Registration
 from kv_transfer.push_plan import BlockIds, Chunk, GroupLayout, PushPlan
 from kv_transfer.tombstones import Tombstones, same_token
 
 PUSHED = "pushed"
 """The reason of a `Release` that follows a whole push."""
+REVOKED = "revoked"
+"""The reason of a `Reply` to a decode rank that needs the blocks for another request."""
 
 _MAX_REGISTRATIONS_PER_REQUEST = 4
 
@@ -81,7 +83,16 @@ class Warn:
     reason: str
 
 
-Action = Write | Complete | Release | Reply | Warn
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Tell a decode rank that asked that the prompt is computed and waits for its registration."""
+
+    request_id: str
+    peer: DecodePeer
+    token: str
+
+
+Action = Write | Complete | Release | Reply | Warn | Offer
 
 
 class PrefillLedger:
@@ -189,6 +200,26 @@ class PrefillLedger:
         if request_id not in self._tombstones:
             self._tombstones.bury(request_id, cancel.reason, cancel.token, now)
         return answer
+
+    def asked(self, ask: Ask, now: float) -> list[Action]:
+        """Decode stands still for want of blocks. Give those up that nothing is computed for."""
+        request_id, push = ask.request_id, self._pushes.get(ask.request_id)
+        if not ask.registered:
+            holds = push is not None and push.held and push.registration is None
+            if push is None or not holds or not same_token(push.token, ask.token):
+                return []
+            return [Offer(request_id, ask.peer, ask.token)]
+        pending = self._pending.get(request_id, [])
+        unused = [registration for registration in pending if same_token(registration.token, ask.token)]
+        if push is not None or not unused:
+            return []
+        left = [registration for registration in pending if registration not in unused]
+        if left:
+            self._pending[request_id] = left
+        else:
+            del self._pending[request_id]
+            self._tombstones.bury(request_id, REVOKED, ask.token, now)
+        return [_refuse(registration, REVOKED) for registration in unused]
 
     def starting(self, write: Write, now: float) -> tuple[bool, list[Action]]:
         """Ask right before the write is handed to NIXL whether it still may be."""

@@ -4,6 +4,7 @@ vLLM's push scheduler says nothing to the other side when a request ends early (
 `request_finished`); ours hands every such end to the worker, which tells the peer.
 """
 
+import time
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.push_scheduler import NixlPushConnectorScheduler
@@ -16,7 +17,8 @@ from kv_transfer.groups import group_layouts
 from kv_transfer.handoff import worker_meta
 from kv_transfer.handoff.sampling import FirstTokenTracker
 from kv_transfer.metadata import CancelOrder, LockstepConnectorMetadata
-from kv_transfer.params import TOKEN_KEY, PrefillPeer
+from kv_transfer.params import TOKEN_KEY
+from kv_transfer.stall import StallWatch, peer_of
 
 logger = init_logger(__name__)
 
@@ -34,17 +36,26 @@ class LockstepPushScheduler(NixlPushConnectorScheduler):
         self._chunks = ChunkTracker(self._layout, kv_cache_config, stream=options.lockstep_stream_chunks)
         self._first_tokens = FirstTokenTracker()
         self._hand_offs: dict[str, bytes] = {}
+        self._stall = StallWatch(options.lockstep_stall_patience_s)
+        self._offered: list[str] = []
         self._awaiting_push: set[str] = set()
         self._cancels: list[CancelOrder] = []
         self._ended: dict[str, str] = {}
         self._abandoned: dict[str, str] = {}
         self._tokens: dict[str, str] = {}
 
+    def on_new_request(self, request: Any) -> None:
+        super().on_new_request(request)
+        params = request.kv_transfer_params
+        if params and params.get("do_remote_prefill"):
+            self._stall.arrived(request.request_id, params)
+
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         """Prefill pushes the KV of carried tokens too; vLLM counts the prompt (push_scheduler.py:120)."""
         params = request.kv_transfer_params
         if not params or not params.get("do_remote_prefill"):
             return 0, False
+        self._stall.considered(request.request_id)
         missing = self._get_remote_prefill_token_count(request.num_tokens) - num_computed_tokens
         return (missing, True) if missing > 0 else (0, False)
 
@@ -52,6 +63,7 @@ class LockstepPushScheduler(NixlPushConnectorScheduler):
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         request_id: str = request.request_id
         params = request.kv_transfer_params
+        self._stall.allocated(request_id)
         # vLLM's own watchdog only logs (push_scheduler.py:296); the worker keeps the real deadline.
         self._push_registration_deadlines.pop(request_id, None)
         if registration := self._push_pending_registrations.get(request_id):
@@ -63,6 +75,7 @@ class LockstepPushScheduler(NixlPushConnectorScheduler):
             # Nothing to load: a full prefix hit, or a request that may not read the cache. Prefill must not
             # hold its blocks until the lease ends.
             params["do_remote_prefill"] = False
+            self._stall.ended(request_id)
             self._cancel(request, "nothing_to_load")
         elif params and params.get("do_remote_decode") and params.get(TOKEN_KEY):
             self._chunks.track(request)
@@ -72,6 +85,14 @@ class LockstepPushScheduler(NixlPushConnectorScheduler):
         """Decode: what came with the KV of a request whose receive has ended; b"" if nothing did."""
         return self._hand_offs.pop(request_id, b"")
 
+    def take_offered(self) -> list[str]:
+        """Decode: requests without blocks whose prompt prefill holds computed, told while nothing moved here.
+
+        They should get blocks first: prefill's blocks come free with them.
+        """
+        offered, self._offered = self._offered, []
+        return [request_id for request_id in offered if self._stall.is_waiting(request_id)]
+
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         params = request.kv_transfer_params
         request_id: str = request.request_id
@@ -80,6 +101,7 @@ class LockstepPushScheduler(NixlPushConnectorScheduler):
         if params.get("do_remote_decode"):
             return self._prefill_finished(request, block_ids)
         self._stop_heartbeat(request_id)
+        self._stall.ended(request_id)
         self._hand_offs.pop(request_id, None)
         if params.get("do_remote_prefill"):
             # Never scheduled. vLLM would leave an empty receive behind that nothing completes.
@@ -104,6 +126,9 @@ class LockstepPushScheduler(NixlPushConnectorScheduler):
         meta = LockstepConnectorMetadata()
         meta.__dict__.update(stock.__dict__)
         meta.cancels, self._cancels = self._cancels, []
+        meta.questions = self._stall.step(
+            idle=not scheduler_output.total_num_scheduled_tokens, now=time.monotonic()
+        )
         meta.ended, self._ended = self._ended, {}
         meta.abandoned, self._abandoned = self._abandoned, {}
         meta.tokens, self._tokens = self._tokens, {}
@@ -125,6 +150,12 @@ class LockstepPushScheduler(NixlPushConnectorScheduler):
                 self._hand_offs,
                 {id_: told.payloads[id_] for id_ in self._awaiting_push & told.payloads.keys()},
             )
+            self._offered += sorted(told.offered)
+        for request_id in {
+            *(connector_output.finished_recving or ()),
+            *(connector_output.failed_recving or ()),
+        }:
+            self._stall.ended(request_id)
         self._awaiting_push.difference_update(connector_output.finished_recving or ())
         for request_id in connector_output.failed_recving or ():
             self._awaiting_push.discard(request_id)
@@ -156,11 +187,5 @@ class LockstepPushScheduler(NixlPushConnectorScheduler):
 
     def _cancel(self, request: Any, reason: str, *, allocated: bool = False) -> None:
         params = request.kv_transfer_params
-        peer = PrefillPeer(
-            engine_id=params["remote_engine_id"],
-            side_channel_host=params["remote_host"],
-            side_channel_port=params["remote_port"],
-            tp_size=params["tp_size"],
-        )
         token = params.get(TOKEN_KEY, "")
-        self._cancels.append(CancelOrder(request.request_id, peer, token, reason, allocated))
+        self._cancels.append(CancelOrder(request.request_id, peer_of(params), token, reason, allocated))

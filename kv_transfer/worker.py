@@ -13,7 +13,7 @@ from vllm import envs
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.push_worker import NixlPushConnectorWorker
 from vllm.logger import init_logger
 
-from kv_transfer import decode_ledger
+from kv_transfer import decode_ledger, prefill_ledger
 from kv_transfer.agent import agent_for_worker
 from kv_transfer.config import ConnectorOptions
 from kv_transfer.counters import KVCounters
@@ -45,6 +45,7 @@ class LockstepPushWorker(HandOffWorker, NixlPushConnectorWorker):
         layout = group_layouts(vllm_config, kv_cache_config)
         self._consumer = vllm_config.kv_transfer_config.kv_role == "kv_consumer"
         self._writer = PushWriter(self, own_peer, layout, options, self.counters, consumer=self._consumer)
+        self._revoked: set[str] = set()  # for the scheduler, as `take_answers` says
         self._chunks: list[tuple[str, str, Chunk]] = []  # (request_id, token, chunk) of the step under way
         # Model runner V2 saves before its drafter runs (gpu/kv_connector.py `post_forward`), and the drafter
         # writes the KV of its own layers.
@@ -53,7 +54,7 @@ class LockstepPushWorker(HandOffWorker, NixlPushConnectorWorker):
         )
 
     def counters_snapshot(self) -> dict[str, Any]:
-        """`KVCounters.snapshot` and the gauges quarantined_requests, quarantined_blocks, leases_held and _overdue.
+        """`KVCounters.snapshot`, and as gauges the blocks and requests in quarantine and the leases.
 
         For any thread. vLLM reaps leases within engine steps only, so one that makes none has overdue ones.
         """
@@ -103,6 +104,7 @@ class LockstepPushWorker(HandOffWorker, NixlPushConnectorWorker):
         super().start_load_kv(metadata)  # keeps vLLM's receive, lease and heartbeat bookkeeping
         with self._writer.lock:
             self._start_receives(registrations, metadata.cancels)
+            self._writer.ask(metadata.questions)
             self._writer.steps.put(partial(self._end_prefills, finished, metadata))
         self._chunks = [
             (request_id, metadata.tokens[request_id], chunk) for request_id, chunk in metadata.chunks.items()
@@ -180,11 +182,16 @@ class LockstepPushWorker(HandOffWorker, NixlPushConnectorWorker):
                 results.finished_sending.add(request_id)
         for result in receives:
             if isinstance(result, decode_ledger.Fail):
-                self._report_failed(result.request_id, results)
+                self._report_failed(result, results)
             elif not result.received:
                 del self._recving_metadata[result.request_id]
                 results.finished_recving.add(result.request_id)
         return results
+
+    def take_answers(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Decode: requests that prefill has offered, and those that it gave up, since the last call."""
+        revoked, self._revoked = self._revoked, set()
+        return frozenset(drain(self._writer.offered)), frozenset(revoked)
 
     def _of_known_peer(
         self, result: decode_ledger.Fail | decode_ledger.Done
@@ -209,7 +216,10 @@ class LockstepPushWorker(HandOffWorker, NixlPushConnectorWorker):
             ]
         return [result]
 
-    def _report_failed(self, request_id: str, results: Any) -> None:
+    def _report_failed(self, failed: decode_ledger.Fail, results: Any) -> None:
+        request_id = failed.request_id
+        if failed.reason == prefill_ledger.REVOKED:
+            self._revoked.add(request_id)
         results.failed_recving.add(request_id)
         # An executor of several processes holds `failed_recving` back until the receive is over
         # (kv_connector/utils.py `KVOutputAggregator`), but not block ids. They fail the request at once and

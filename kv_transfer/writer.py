@@ -18,10 +18,12 @@ from kv_transfer import decode_ledger, prefill_ledger
 from kv_transfer.config import ConnectorOptions
 from kv_transfer.counters import KVCounters
 from kv_transfer.notices import (
+    Ask,
     Cancel,
     Completed,
     DecodePeer,
     Failing,
+    Held,
     Notice,
     NoticeError,
     Released,
@@ -32,6 +34,7 @@ from kv_transfer.notices import (
 from kv_transfer.params import PrefillPeer
 from kv_transfer.peers import PeerLinks, Work
 from kv_transfer.push_plan import GroupLayout
+from kv_transfer.stall import Question
 from kv_transfer.step_queue import StepQueue
 from kv_transfer.transfers import Transfers
 
@@ -79,6 +82,7 @@ class PushWriter:
         # For the engine thread: prefill's blocks to give back, and decode's receives that ended.
         self.to_release: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.receive_results: queue.SimpleQueue[decode_ledger.Fail | decode_ledger.Done] = queue.SimpleQueue()
+        self.offered: queue.SimpleQueue[str] = queue.SimpleQueue()  # what prefill holds computed for decode
         self.on_news: Callable[[], None] | None = None  # called after each of them
         self._worker = worker
         self._consumer = consumer
@@ -135,6 +139,9 @@ class PushWriter:
                 case prefill_ledger.Warn():
                     warning = Failing(action.request_id, action.token, action.reason)
                     self._enqueue(_bind(self._send_to_decode, action.peer, warning))
+                case prefill_ledger.Offer():
+                    offer = Held(action.request_id, action.token)
+                    self._enqueue(_bind(self._send_to_decode, action.peer, offer))
                 case prefill_ledger.Reply():
                     self._counters.add_reason("refused", action.reason)
                     answer = Released(action.request_id, action.token, action.reason, self._world_size)
@@ -151,9 +158,16 @@ class PushWriter:
                         self._count_received(action)
                     self._tell(self.receive_results, action)
 
+    def ask(self, questions: Iterable[Question]) -> None:
+        """Decode stands still: ask prefill about these. With the lock held, on any thread."""
+        for question in questions:
+            if not question.allocated or self.decode.may_be_revoked(question.request_id):
+                self._counters.add("questions_sent")
+                self._enqueue(_bind(self._send_question, question))
+
     def has_news(self) -> bool:
         """Whether there is something for the engine thread to take."""
-        return not (self.receive_results.empty() and self.to_release.empty())
+        return not (self.receive_results.empty() and self.to_release.empty() and self.offered.empty())
 
     def _tell(self, news: "queue.SimpleQueue[Any]", item: Any) -> None:
         news.put(item)
@@ -180,6 +194,11 @@ class PushWriter:
         match notice:
             case Cancel():
                 self.do(self.prefill.cancelled(notice, now))
+            case Ask():
+                self.do(self.prefill.asked(notice, now))
+            case Held():
+                # The scheduler knows whether it still waits; what blocks it gets it registers with its token.
+                self._tell(self.offered, notice.request_id)
             case Failing():
                 self.do(self.decode.failing(notice))
             case Released():
@@ -271,6 +290,19 @@ class PushWriter:
                 probe()  # NIXL may take notices for a process that is gone
 
         self.peers.with_prefill(action.peer, send, failed)
+
+    def _send_question(self, question: Question) -> None:
+        """No answer is one too: nothing more is done if it cannot be sent."""
+        notice = Ask(question.request_id, question.token, question.allocated, self._own_peer)
+
+        def failed() -> None:
+            self._counters.add("notices_failed")
+
+        def send() -> None:
+            if not self.peers.notify(question.peer.engine_id, encode_notice(notice)):
+                failed()
+
+        self.peers.with_prefill(question.peer, send, failed)
 
     def _send_to_decode(self, peer: DecodePeer, notice: Notice) -> None:
         def failed() -> None:

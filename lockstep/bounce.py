@@ -16,6 +16,8 @@ class Bounce(StrEnum):
     """Its KV blocks were needed for another request."""
     KV_LOAD_FAILED = "lockstep_kv_load_failed"
     """The KV cache did not arrive, or not whole."""
+    REVOKED = "lockstep_revoked"
+    """It had blocks but prefill had not begun; they were needed for requests that prefill has finished."""
     LOCAL_PREFILL = "lockstep_local_prefill"
     """More than one of its tokens would have to be computed here."""
     CONTEXT_LIMIT = "lockstep_context_limit"

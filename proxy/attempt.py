@@ -52,6 +52,8 @@ class Attempt:
     ended_s: float = 0.0
     prefill_released: bool = False
     """The tokens no longer count as outstanding on the prefill rank."""
+    prefill_holds: bool = False
+    """They do as held: the prompt is computed, and decode has not shown that its KV is there."""
     prefill_output: EngineCoreOutput | None = None
     hand_off_ended: bool = False
     """The answer ended with prefill's token; neither leg is needed any more."""

@@ -36,6 +36,9 @@ _BOUNCES = {
     Bounce.KV_LOAD_FAILED: AttemptEnd(
         AttemptReason.KV_LOAD_FAILED, "The KV cache did not reach the decode rank.", BOTH
     ),
+    Bounce.REVOKED: AttemptEnd(
+        AttemptReason.REVOKED, "The decode rank needed the memory for requests that were further on."
+    ),
     Bounce.LOCAL_PREFILL: AttemptEnd(
         AttemptReason.LOCAL_PREFILL, "The KV cache did not reach the decode rank whole.", BOTH
     ),

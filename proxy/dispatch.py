@@ -4,7 +4,7 @@ from kv_transfer.params import PrefillPeer, new_token
 from lockstep.errors import NoDecodeNodeError
 from lockstep.rpc import codec
 from proxy import legs
-from proxy.attempt import Attempt
+from proxy.attempt import Attempt, Phase
 from proxy.cluster import Cluster
 from proxy.flight import Flight
 from proxy.hand_off import held_back_because
@@ -83,10 +83,18 @@ class Dispatcher:
         return True
 
     def release_prefill(self, attempt: Attempt) -> None:
-        """The tokens no longer count as outstanding on the prefill rank; once per attempt."""
+        """The prompt is no longer outstanding on the prefill rank, which holds it until its KV has arrived."""
         if not attempt.prefill_released:
-            attempt.prefill_released = True
+            attempt.prefill_released = attempt.prefill_holds = True
             attempt.prefill.end(attempt.tokens)
+            attempt.prefill.hold(attempt.tokens)
+        if attempt.phase is Phase.STREAMING:
+            self._let_go(attempt)
+
+    def _let_go(self, attempt: Attempt) -> None:
+        if attempt.prefill_holds:
+            attempt.prefill_holds = False
+            attempt.prefill.let_go(attempt.tokens)
 
     def take_back(self, flight: Flight, abort: bool) -> None:
         """The live attempt, if there is one, is over; with `abort`, both nodes are told.
@@ -99,6 +107,7 @@ class Dispatcher:
         flight.attempt_over()
         del self._by_leg[attempt.leg_id]
         self.release_prefill(attempt)
+        self._let_go(attempt)
         attempt.decode.end(attempt.tokens)
         if abort:
             for load in (attempt.prefill, attempt.decode):

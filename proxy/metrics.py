@@ -36,6 +36,8 @@ class AttemptReason(StrEnum):
     FIRST = "first"
     PREEMPTED = "preempted"
     """Decode needed its KV blocks for another request."""
+    REVOKED = "revoked"
+    """Decode needed its blocks for requests that prefill had finished; this one had not been begun."""
     KV_LOAD_FAILED = "kv_load_failed"
     """The KV cache did not reach decode."""
     LOCAL_PREFILL = "local_prefill"

@@ -53,6 +53,7 @@ class Rank:
     tensor_parallel_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    num_kv_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

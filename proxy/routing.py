@@ -21,7 +21,10 @@ class RankLoad:
     node: Node
     rank: Rank
     window_tokens: int
+    held_limit_tokens: int | None = None
+    """Of a prefill rank: what finished prompts may hold of its pool until their KV is on decode."""
     outstanding_tokens: int = 0
+    held_tokens: int = 0
     in_flight: int = 0
     reported: int = 0
     """Requests running and waiting at the last report, other proxies' included."""
@@ -40,8 +43,13 @@ class RankLoad:
 
     @property
     def below_window(self) -> bool:
-        """True too for an idle rank, so a prompt that is larger than the window still goes."""
-        return self.outstanding_tokens < self.window_tokens
+        """True too for an idle rank, so a prompt that is larger than the window still goes.
+
+        False while decode leaves too much on the rank: else there would be no room for the prompts that decode
+        has reserved its own blocks for.
+        """
+        room = self.held_limit_tokens is None or self.held_tokens < self.held_limit_tokens
+        return room and self.outstanding_tokens < self.window_tokens
 
     def report(self, num_running: int, num_waiting: int) -> None:
         """Take over what the node says."""
@@ -59,6 +67,14 @@ class RankLoad:
         self.outstanding_tokens -= tokens
         self.in_flight -= 1
 
+    def hold(self, tokens: int) -> None:
+        """The prompt is computed, its KV not on decode yet."""
+        self.held_tokens += tokens
+
+    def let_go(self, tokens: int) -> None:
+        """Its KV is on decode, or nobody wants it."""
+        self.held_tokens -= tokens
+
 
 class Ranks:
     """The live ranks of the served key, by session."""
@@ -71,7 +87,10 @@ class Ranks:
         """A session with the node opened: its ranks start without load from us."""
         self._loads[node.address] = {
             rank.local_rank: RankLoad(
-                node, rank, self._window_tokens or default_window_tokens(rank.max_num_batched_tokens)
+                node,
+                rank,
+                self._window_tokens or default_window_tokens(rank.max_num_batched_tokens),
+                held_limit_tokens(rank.num_kv_blocks, node.key.block_size),
             )
             for rank in node.ranks
         }
@@ -140,6 +159,11 @@ class Ranks:
 def default_window_tokens(max_num_batched_tokens: int) -> int:
     """Two steps' token budget: the next step's work is there when one ends, and hardly more waits."""
     return 2 * max_num_batched_tokens
+
+
+def held_limit_tokens(num_kv_blocks: int, block_size: int) -> int | None:
+    """Half of the pool, so that the other half is there to compute in; None if the node does not say."""
+    return num_kv_blocks * block_size // 2 or None
 
 
 def decode_ranks(known: Iterable[Node]) -> list[tuple[Node, Rank]]:

@@ -43,6 +43,7 @@ class LockstepRules(Scheduler):
         self.recompute_kv_load_failures = False
         self._bounces = Bounces()
         self._counters = SchedulerCounters()
+        self._revoked: frozenset[str] = frozenset()  # receives of the step's report that were given up unused
 
     def lockstep_counters(self) -> dict[str, Any]:
         """See `SchedulerCounters.snapshot`."""
@@ -57,11 +58,15 @@ class LockstepRules(Scheduler):
             self._bounces.note(request, Bounce.LOCAL_PREFILL)
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
+        self._put_offered_first()
         scheduler_output = super().schedule(throttle_prefills)
         self._check(scheduler_output)
         return scheduler_output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        received = model_runner_output.kv_connector_output
+        told = received.kv_connector_worker_meta if received is not None else None
+        self._revoked = getattr(told, "revoked", frozenset())
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for request, reason in self._bounces.take_due():
             self._end(request, reason, outputs)
@@ -150,6 +155,15 @@ class LockstepRules(Scheduler):
         )
         return loads or request.num_tokens == 1
 
+    def _put_offered_first(self) -> None:
+        """Where this rank stood still: requests that prefill has finished get blocks before all others."""
+        take = getattr(self.connector, "take_offered", None)
+        for request_id in take() if take is not None else ():
+            request = self.requests.get(request_id)
+            if request is not None and request in self.waiting:
+                self.waiting.remove_request(request)
+                self.waiting.prepend_request(request)
+
     def _bounce_failed_loads(self, request_ids: set[str]) -> set[str]:
         """Returns those that vLLM has to end itself: a load within a step has spoiled that step's row."""
         waiting = {
@@ -158,7 +172,8 @@ class LockstepRules(Scheduler):
             if self.requests[request_id].status == RequestStatus.WAITING_FOR_REMOTE_KVS
         }
         for request_id in waiting:
-            self._bounces.note(self.requests[request_id], Bounce.KV_LOAD_FAILED)
+            reason = Bounce.REVOKED if request_id in self._revoked else Bounce.KV_LOAD_FAILED
+            self._bounces.note(self.requests[request_id], reason)
         return request_ids - waiting
 
     def _end(self, request: Any, reason: Bounce, outputs: dict[int, EngineCoreOutputs]) -> None:

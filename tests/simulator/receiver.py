@@ -18,6 +18,7 @@ from kv_transfer.handoff import codec
 from kv_transfer.handoff.worker_meta import HandOffWorkerMetadata
 from kv_transfer.notices import Completed, Failing, Released
 from kv_transfer.params import TOKEN_KEY, PrefillPeer
+from kv_transfer.stall import Question
 
 DEADLINE_STEPS = 25
 CANCEL_ACK_STEPS = 6
@@ -66,6 +67,10 @@ class Receiver:
         self._block_ids: dict[str, list[int]] = {}
         self._report = KVConnectorOutput(finished_recving=set())
         self._payloads: dict[str, bytes] = {}
+        self._offered: set[str] = set()
+        self._revoked: set[str] = set()
+        self.asked: list[Question] = []
+        """What the rank has asked prefill while it stood still."""
 
     @property
     def outstanding(self) -> bool:
@@ -86,6 +91,7 @@ class Receiver:
                 self._expected[request_id] = _Expected(
                     push, conversation, num_tokens, list(block_ids), token, now + push.delay
                 )
+        self.asked += getattr(meta, "questions", ())
         for order in getattr(meta, "cancels", ()):
             if order.allocated:
                 self._do(self._ledger.aborted(order.request_id, order.reason, now), now)
@@ -96,10 +102,24 @@ class Receiver:
     def take_report(self) -> KVConnectorOutput:
         """What became of receives since the last call (kv_transfer/worker.py `get_transfer_results`)."""
         report, self._report = self._report, KVConnectorOutput(finished_recving=set())
-        if self._payloads:
-            report.kv_connector_worker_meta = HandOffWorkerMetadata(self._payloads)
-            self._payloads = {}
+        if self._payloads or self._offered or self._revoked:
+            report.kv_connector_worker_meta = HandOffWorkerMetadata(
+                self._payloads, frozenset(self._offered), frozenset(self._revoked)
+            )
+            self._payloads, self._offered, self._revoked = {}, set(), set()
         return report
+
+    def offer(self, request_id: str) -> None:
+        """Prefill holds the prompt computed, and says so."""
+        self._offered.add(request_id)
+
+    def revoke(self, request_id: str, now: int) -> None:
+        """Prefill gives the reservation up: it had not begun."""
+        expected = self._expected.pop(request_id)
+        self._revoked.add(request_id)
+        self._do(
+            self._ledger.released(Released(request_id, expected.token, "revoked", 1), WRITER, 1, now), now
+        )
 
     def _let_peer_act(self, request_id: str, expected: _Expected, now: int) -> None:
         outcome, is_due = expected.push.outcome, expected.due <= now

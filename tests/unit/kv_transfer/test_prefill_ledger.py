@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from kv_transfer.notices import Cancel, DecodePeer, Registration
-from kv_transfer.prefill_ledger import Complete, PrefillLedger, Release, Reply, Warn, Write
+from kv_transfer.notices import Ask, Cancel, DecodePeer, Registration
+from kv_transfer.prefill_ledger import Complete, Offer, PrefillLedger, Release, Reply, Warn, Write
 from kv_transfer.push_plan import Chunk, GroupLayout
 
 LAYOUT = (GroupLayout(block_size=16, streamed=True),)
@@ -490,3 +490,46 @@ def test_nothing_is_kept_of_what_was_sampled_after_a_cancel() -> None:
     book.cancelled(cancel(), now=0)
     assert book.sampled(RID, TOKEN, b"first", now=0) == []
     assert not book.outstanding
+
+
+def ask(*, registered: bool, token: str = TOKEN) -> Ask:
+    return Ask(RID, token, registered, PEER)
+
+
+def test_reservation_that_nothing_is_computed_for_is_given_up() -> None:
+    """Decode needs the blocks; the leg that is computed later is not held for it."""
+    book = ledger()
+    book.registered(registration(), now=0)
+    assert book.asked(ask(registered=True), now=1) == [reply("revoked")]
+    assert not book.outstanding
+    assert book.finished(RID, BLOCKS, TOKEN, now=2) == [Release(RID, "revoked")]
+
+
+def test_reservation_is_kept_once_something_is_computed_for_it() -> None:
+    """It comes to its end without anybody's help."""
+    book = ledger()
+    book.registered(registration(), now=0)
+    (write,) = book.computed(RID, TOKEN, Chunk((0,), ((1,),), last=False), now=1)
+    assert book.asked(ask(registered=True), now=2) == []
+    assert book.starting(write, now=2) == (True, [])
+
+
+def test_only_the_attempt_itself_gives_its_reservation_up() -> None:
+    """A question with another token changes nothing."""
+    book = ledger()
+    book.registered(registration(), now=0)
+    assert book.asked(ask(registered=True, token=OTHER), now=1) == []
+    assert book.finished(RID, BLOCKS, TOKEN, now=2) == [push()]
+
+
+def test_finished_prompt_is_offered_to_decode_that_asks() -> None:
+    """Only while it waits for a registration, and only to its own attempt."""
+    book = ledger()
+    assert book.asked(ask(registered=False), now=0) == []
+    book.computed(RID, TOKEN, Chunk((0,), ((1,),), last=False), now=1)
+    assert book.asked(ask(registered=False), now=1) == []
+    book.finished(RID, BLOCKS, TOKEN, now=2)
+    assert book.asked(ask(registered=False, token=OTHER), now=2) == []
+    assert book.asked(ask(registered=False), now=2) == [Offer(RID, PEER, TOKEN)]
+    assert book.registered(registration(), now=3) == [push()]
+    assert book.asked(ask(registered=False), now=3) == []

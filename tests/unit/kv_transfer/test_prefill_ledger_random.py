@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from kv_transfer.notices import Cancel, DecodePeer, Registration
-from kv_transfer.prefill_ledger import Action, Complete, PrefillLedger, Release, Reply, Warn, Write
+from kv_transfer.notices import Ask, Cancel, DecodePeer, Registration
+from kv_transfer.prefill_ledger import Action, Complete, Offer, PrefillLedger, Release, Reply, Warn, Write
 from kv_transfer.push_plan import Chunk, GroupLayout
 
 PEER = DecodePeer("d0", "127.0.0.1", 5700, 1)
@@ -152,6 +152,12 @@ class Pushes(RuleBasedStateMachine):
         cancel = Cancel(request_id, token, "aborted", registered, PEER)
         self._do(self.ledger.cancelled(cancel, self.now))
 
+    @precondition(lambda self: self.now > 2.0)
+    @rule(request_id=request_ids, token=st.sampled_from([TOKEN, FORGED]))
+    def ask(self, request_id: str, token: str) -> None:
+        registered = any(registration.token == token for registration in self.registrations[request_id])
+        self._do(self.ledger.asked(Ask(request_id, token, registered, PEER), self.now))
+
     # -- what NIXL does ---------------------------------------------------------------------------------
 
     @precondition(lambda self: self.queued)
@@ -252,6 +258,9 @@ class Pushes(RuleBasedStateMachine):
                     self.queued.append(action)
                 case Complete():
                     self._check_complete(action)
+                case Offer():
+                    assert action.token == TOKEN
+                    assert self.prefill[action.request_id].state == "held"
                 case Warn():
                     assert self._in_flight(action.request_id, action.token)
                 case Reply():

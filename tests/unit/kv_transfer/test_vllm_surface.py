@@ -225,7 +225,7 @@ def test_worker_methods(name: str, expected: list[str]) -> None:
 
 def test_engine_of_a_receive_is_looked_up_when_it_ends() -> None:
     """It raises for one that was dropped or never connected, so ours sees to it that there is an entry."""
-    results = source(NixlPushConnectorWorker.get_transfer_results)
+    results = source(NixlBaseConnectorWorker.get_transfer_results)
     assert "self.transfer_topo.get_engine_info(meta.remote.engine_id)" in results
     assert parameters(TransferTopology.get_engine_info) == ["self", "remote_engine_id", "remote_pp_rank"]
     assert parameters(TransferTopology.register_remote_engine)[:3] == ["self", "remote_engine_id", "info"]

@@ -80,6 +80,7 @@ TABLE: dict[str, tuple[Event, Result, Result, Result]] = {
     "decode gives tokens": (step, D, S, S),
     "decode finishes": (decode(FinishReason.STOP), D, S, S),
     "decode preempts": (bounce(Bounce.PREEMPTED), R.PREEMPTED, R.PREEMPTED, R.PREEMPTED),
+    "decode takes back": (bounce(Bounce.REVOKED), R.REVOKED, R.REVOKED, R.REVOKED),
     "decode says no KV": (bounce(Bounce.KV_LOAD_FAILED), *(R.KV_LOAD_FAILED,) * 3),
     "decode would prefill": (bounce(Bounce.LOCAL_PREFILL), *(R.LOCAL_PREFILL,) * 3),
     "decode is out of context": (bounce(Bounce.CONTEXT_LIMIT), *(InternalError,) * 3),

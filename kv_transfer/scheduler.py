@@ -151,14 +151,12 @@ class LockstepPushScheduler(NixlPushConnectorScheduler):
                 {id_: told.payloads[id_] for id_ in self._awaiting_push & told.payloads.keys()},
             )
             self._offered += sorted(told.offered)
-        for request_id in {
-            *(connector_output.finished_recving or ()),
-            *(connector_output.failed_recving or ()),
-        }:
+        for request_id in connector_output.finished_recving or ():
+            self._awaiting_push.discard(request_id)
             self._stall.ended(request_id)
-        self._awaiting_push.difference_update(connector_output.finished_recving or ())
         for request_id in connector_output.failed_recving or ():
             self._awaiting_push.discard(request_id)
+            self._stall.ended(request_id)
             self._stop_heartbeat(request_id)
 
     def _prefill_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:

@@ -1,9 +1,9 @@
-"""Decode: notices that its KV pool waits for prefill's while prefill's may wait for it, and whom to ask then.
+"""Decode: notices that its KV pool may wait for prefill's and prefill's for it, and whom to ask then.
 
-Blocks are reserved here for requests whose prompt is not computed yet. If none of those can be computed, since
-prefill's pool is full of prompts that wait for blocks here, nothing moves on either side. No rank sees both
-pools, so a rank that stands still asks: prefill gives a reservation up that it has written nothing to, and
-says which prompts it holds finished. Pure: no clocks, threads or I/O.
+Blocks are reserved here for requests whose prompt is not computed yet. If none of those can be computed,
+since prefill's pool is full of prompts that wait for blocks here, nothing moves on either side. No rank sees
+both pools, so a rank that stands still asks: prefill gives a reservation up that it has written nothing to,
+and says which prompts it holds finished. Pure: no clocks, threads or I/O.
 """
 
 from dataclasses import dataclass

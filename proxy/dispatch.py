@@ -83,7 +83,7 @@ class Dispatcher:
         return True
 
     def release_prefill(self, attempt: Attempt) -> None:
-        """The prompt is no longer outstanding on the prefill rank, which holds it until its KV has arrived."""
+        """The prompt is not outstanding any more; the prefill rank holds it until its KV has arrived."""
         if not attempt.prefill_released:
             attempt.prefill_released = attempt.prefill_holds = True
             attempt.prefill.end(attempt.tokens)

@@ -45,8 +45,8 @@ class RankLoad:
     def below_window(self) -> bool:
         """True too for an idle rank, so a prompt that is larger than the window still goes.
 
-        False while decode leaves too much on the rank: else there would be no room for the prompts that decode
-        has reserved its own blocks for.
+        False while decode leaves too much on the rank: else there would be no room for the prompts that
+        decode has reserved its own blocks for.
         """
         room = self.held_limit_tokens is None or self.held_tokens < self.held_limit_tokens
         return room and self.outstanding_tokens < self.window_tokens

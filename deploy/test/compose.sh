@@ -115,6 +115,7 @@ REGISTRY=localhost
 TAG=$TAG
 HTTP_PORT=$PORT
 PROMETHEUS_PORT=$PROMETHEUS_PORT
+GRPC_TOKEN=for-this-test-only
 GRAFANA_ADMIN_PASSWORD=for-this-test-only
 ENV
 compose() { "$PODMAN_COMPOSE" --env-file "$WORK/env" -f deploy/compose/compose.yaml "$@"; }

@@ -43,6 +43,7 @@ SERVICE_MONITOR = resource(
                     {"port": STRING},
                     {
                         "path": {"type": "string", "pattern": "^/"},
+                        "authorization": shape({"credentials": shape({"name": STRING, "key": STRING})}),
                         "interval": {"type": "string", "pattern": r"^\d+(ms|s|m)$"},
                         "scrapeTimeout": {"type": "string", "pattern": r"^\d+(ms|s|m)$"},
                     },

@@ -5,10 +5,10 @@ Each command line is read by the service's own parser under the environment that
 
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from prometheus_client import CollectorRegistry
 from unit.deploy import commands
 from unit.deploy.rendered import (
@@ -20,6 +20,7 @@ from unit.deploy.rendered import (
     environment,
     of_kind,
     pod_templates,
+    render,
 )
 
 from decode_node.config import DecodeConfig
@@ -93,31 +94,29 @@ def opened(overlay: str, policy: str) -> set[tuple[str, int, int]]:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_proxys_addresses_are_nodes_that_may_come_up(overlay: str) -> None:
-    """Each names a Service, or a pod of a workload at an ordinal that it can reach, and none is left out."""
+def test_the_proxy_finds_the_nodes(overlay: str) -> None:
+    """Its selectors choose the Services of each role alone; EndpointSlices have the labels of their Service."""
     (proxy,) = (pod for pod in pod_templates(overlay) if pod.role == "proxy")
     values = environment(overlay, proxy)
-    config = ProxyConfig(prefill=values["LOCKSTEP_PREFILL"], decode=values["LOCKSTEP_DECODE"])
-    port = NodeConfig().port
-    assert set(config.prefill_addresses) == {
-        f"{pod.name}:{port}" for pod in pod_templates(overlay) if pod.role == "prefill"
-    }
-    assert set(config.decode_addresses) == {f"{name}:{port}" for name in decode_hosts(overlay)}
-    assert {pod.name for pod in pod_templates(overlay) if pod.role == "prefill"} <= set(
-        of_kind(overlay, "Service")
-    )
+    for role in ("prefill", "decode"):
+        selector = dict(term.split("=") for term in values[f"LOCKSTEP_{role.upper()}_K8S"].split(","))
+        services = of_kind(overlay, "Service")
+        chosen = [
+            name for name, item in services.items() if selector.items() <= item["metadata"]["labels"].items()
+        ]
+        assert chosen == [f"lockstep-{role}"]
+        ports = {port["name"]: port["port"] for port in services[chosen[0]]["spec"]["ports"]}
+        assert ports[ProxyConfig().k8s_port_name] == NodeConfig().port
 
 
-def decode_hosts(overlay: str) -> Iterator[str]:
-    for name, item in of_kind(overlay, "StatefulSet").items():
-        scaled = of_kind(overlay, "ScaledObject").get(name)
-        most = scaled["spec"]["maxReplicaCount"] if scaled else item["spec"]["replicas"]
-        yield from (f"{name}-{ordinal}.{item['spec']['serviceName']}" for ordinal in range(most))
-    for name, item in of_kind(overlay, "LeaderWorkerSet").items():
-        for group in range(item["spec"]["replicas"]):
-            yield f"{name}-{group}.{name}"
-            for worker in range(1, item["spec"]["leaderWorkerTemplate"]["size"]):
-                yield f"{name}-{group}-{worker}.{name}"
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_secrets_are_the_documented_ones(overlay: str) -> None:
+    """Each key that a pod or the monitor asks for is in the README's command that makes the secret."""
+    readme = (DEPLOY / "kubernetes" / "README.md").read_text()
+    documented = set(re.findall(r"--from-(?:literal|file)=([a-z-]+)", readme))
+    asked = set(re.findall(r"key: ([a-z-]+)\n\s*name: lockstep\n", yaml.safe_dump(render(overlay))))
+    assert "grpc-token" in asked
+    assert asked <= documented
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

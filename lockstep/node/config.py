@@ -43,6 +43,13 @@ class NodeConfig(LinkConfig):
         description="time from decode's registration of its blocks to the end of the push; then the transfer "
         "has failed",
     )
+    quarantine_limit_ratio: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="share of a rank's KV blocks that may be in quarantine; with more for 15 s the node drains "
+        "and ends with an error, so that its supervisor starts it anew",
+    )
     park: Literal["on", "off"] = Field(
         "off",
         description="off: engines that only wait for KV go on stepping, as vLLM's do; for comparison",

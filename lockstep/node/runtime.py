@@ -13,12 +13,13 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from lockstep import exposure, health, logs
-from lockstep.errors import ConfigError, LockstepError, NodeLostError
+from lockstep.errors import ConfigError, LockstepError, NodeLostError, UnavailableError
 from lockstep.node import arguments
 from lockstep.node.config import NodeConfig
 from lockstep.node.describe import describe
 from lockstep.node.engine import Engine, kill_survivors
 from lockstep.node.metrics import NodeMetrics
+from lockstep.node.quarantine import QuarantineWatch
 from lockstep.node.role import Role
 from lockstep.node.server import SERVICE_NAME, NodeService, start_server
 from lockstep.node.sessions import SessionRegistry
@@ -50,7 +51,10 @@ class Node:
         )
         self.metrics = NodeMetrics()
         self.registry = SessionRegistry()
-        self.telemetry = Telemetry(self.metrics, self.registry, counts_steps=role.name == "decode")
+        self.quarantine = QuarantineWatch(config.quarantine_limit_ratio)
+        self.telemetry = Telemetry(
+            self.metrics, self.registry, counts_steps=role.name == "decode", quarantine=self.quarantine
+        )
         self.engine: Engine | None = None
         self.description: pb.NodeDescription | None = None
         self.ready = False
@@ -69,7 +73,10 @@ class Node:
         return "" if self.ready else self._phase
 
     async def run(self, args: AsyncEngineArgs) -> None:
-        """Serve until SIGTERM or SIGINT; raises ConfigError, InternalError or EngineDeadError."""
+        """Serve until SIGTERM or SIGINT.
+
+        Raises ConfigError, InternalError, EngineDeadError, or UnavailableError where only a new start helps.
+        """
         http = health.bind(self.config.host, self.config.http_port, "--http-port")
         stop, stopped = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -111,7 +118,11 @@ class Node:
             try:
                 await _first(pump, stop, watch)
                 await grpc_health.set(SERVICE_NAME, health_pb2.HealthCheckResponse.NOT_SERVING)
+                if watch.done():
+                    logger.error("draining, to be started anew: %s", watch.result())
                 await self._drain(pump)
+                if watch.done():
+                    raise UnavailableError(watch.result())
             finally:
                 for task in (pump, watch):
                     task.cancel()
@@ -123,6 +134,7 @@ class Node:
         vllm_config = arguments.create_vllm_config(self.role, self.config, args)
         self.engine = engine = await Engine.start(vllm_config)
         facts = await engine.facts()
+        self.quarantine.set_pools([of_rank.num_kv_blocks for of_rank in facts])
         for of_rank in facts:
             self.role.check_engine(vllm_config, of_rank)
         self._phase = "warming up"

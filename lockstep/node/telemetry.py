@@ -12,6 +12,7 @@ from vllm.v1.spec_decode.metrics import SpecDecodingStats
 from lockstep.node.engine import Engine, RankStatus
 from lockstep.node.kv_telemetry import KVTelemetry
 from lockstep.node.metrics import NodeMetrics
+from lockstep.node.quarantine import QuarantineWatch
 from lockstep.node.scheduler_telemetry import SchedulerTelemetry
 from lockstep.node.sessions import SessionRegistry
 from lockstep.node.status import rank_status
@@ -32,7 +33,13 @@ class Telemetry:
     decode group out of its full graph.
     """
 
-    def __init__(self, metrics: NodeMetrics, registry: SessionRegistry, counts_steps: bool) -> None:
+    def __init__(
+        self,
+        metrics: NodeMetrics,
+        registry: SessionRegistry,
+        counts_steps: bool,
+        quarantine: QuarantineWatch | None = None,
+    ) -> None:
         self._metrics = metrics
         self._registry = registry
         self._counts_steps = counts_steps
@@ -42,6 +49,8 @@ class Telemetry:
         self._scheduler = SchedulerTelemetry(metrics)
         self._seen_causes: set[tuple[str, str]] = set()
         self._polled_s = 0.0
+        self._quarantine = quarantine
+        self._quarantined_blocks: list[int] = []
 
     def loads(self) -> list[pb.RankLoad]:
         return list(self._loads.values())
@@ -77,11 +86,18 @@ class Telemetry:
             self._metrics.draft_tokens.labels(rank).inc(stats.num_draft_tokens)
             self._metrics.accepted_tokens.labels(rank).inc(stats.num_accepted_tokens)
 
-    async def run(self, engine: Engine) -> None:
-        """Poll until cancelled; raises EngineDeadError or TimeoutError when an engine does not answer."""
+    async def run(self, engine: Engine) -> str:
+        """Poll until there is a reason for the node to start anew, and return it.
+
+        Raises EngineDeadError or TimeoutError when an engine does not answer.
+        """
         while True:
             await asyncio.sleep(POLL_INTERVAL_S)
             await self.poll(engine)
+            if self._quarantine is not None:
+                reason = self._quarantine.exceeded(self._quarantined_blocks, self._polled_s)
+                if reason:
+                    return reason
 
     async def skip(self, engine: Engine) -> None:
         """Leave out what the engines have done so far, which is the warm-up."""
@@ -91,7 +107,9 @@ class Telemetry:
     async def poll(self, engine: Engine) -> None:
         """Read all ranks, count what is new, and tell the proxies."""
         self._global_ranks = engine.global_ranks
-        for local_rank, status in enumerate(await engine.status()):
+        statuses = await engine.status()
+        self._quarantined_blocks = [status.kv.get("quarantined_blocks", 0) for status in statuses]
+        for local_rank, status in enumerate(statuses):
             records = [_record(step) for step in status.steps]
             self._count(str(engine.global_ranks[local_rank]), status, records)
             load = pb.RankLoad(

@@ -1,0 +1,91 @@
+"""A node whose KV pool is mostly in quarantine, over its real ports; its engine processes are stood in for."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from vllm.v1.engine import EngineCoreOutputs
+
+from lockstep.errors import UnavailableError
+from lockstep.node.config import NodeConfig
+from lockstep.node.engine import RankStatus
+from lockstep.node.quarantine import QuarantineWatch
+from lockstep.node.runtime import Node
+from lockstep.node.sessions import ProxySession
+from prefill_node.service import ROLE
+
+DEADLINE_S = 15.0
+REQUEST = "ls-1-0-a1"
+
+
+class EngineCores:
+    """Stands for one engine process with 100 KV blocks; it has no output."""
+
+    num_ranks, dead, global_ranks = 1, False, (0,)
+
+    def __init__(self) -> None:
+        self.quarantined_blocks = 0
+        self.stopped = False
+
+    async def status(self) -> list[RankStatus]:
+        return [RankStatus(0, 0, 0.0, [], 0, {"quarantined_blocks": self.quarantined_blocks})]
+
+    async def next_outputs(self) -> EngineCoreOutputs:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def shutdown(self) -> None:
+        self.stopped = True
+
+
+class StartedNode(Node):
+    """Its engines are there already."""
+
+    def __init__(self, config: NodeConfig, cores: EngineCores) -> None:
+        super().__init__(ROLE, config)
+        self.quarantine = QuarantineWatch(0.5, patience_s=0.0)
+        self.telemetry._quarantine = self.quarantine
+        self.cores: Any = cores
+
+    async def _start_engine(self, args: Any) -> Any:
+        self.quarantine.set_pools([100])
+        self.engine = self.cores
+        return self.cores
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_node_drains_and_ends_with_an_error() -> None:
+    """Not ready at once, its running request comes to its end, then an error that main makes status 1 of."""
+    cores, port = EngineCores(), free_port()
+    config = NodeConfig(host="127.0.0.1", port=free_port(), http_port=port, drain_timeout_s=DEADLINE_S)
+    node = StartedNode(config, cores)
+    running = asyncio.create_task(node.run(None))  # type: ignore[arg-type]
+    await until(lambda: node.ready)
+    session = ProxySession("p1")
+    node.registry.open(session)
+    node.registry.claim(REQUEST, session)
+    cores.quarantined_blocks = 51
+    await until(lambda: not node.ready)
+    async with httpx.AsyncClient() as client:
+        answer = await client.get(f"http://127.0.0.1:{port}/readyz")
+    assert (answer.status_code, answer.json()["reason"]) == (503, "draining")
+    assert node.draining
+    assert not running.done()
+    node.registry.release([REQUEST], session)
+    with pytest.raises(UnavailableError, match="51 of 100 KV blocks"):
+        await asyncio.wait_for(running, DEADLINE_S)
+    assert cores.stopped

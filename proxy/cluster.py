@@ -149,12 +149,9 @@ class Cluster:
         nodes = [n for n in self._usable if self.served and self.served.includes(n)]
         return cluster_fit.first_pair([n for n in nodes if n.address not in left_out]) is not None
 
-    def successor(self) -> Served | None:
-        """What another front end could serve while the current one has no pair of nodes; None if it has."""
-        if self.pair() is not None:
-            return None
-        pair = cluster_fit.first_pair(self._usable)
-        return Served.by(*pair) if pair else None
+    def successor(self) -> tuple[Node, Node] | None:
+        """A pair that another front end could serve, while the current one has none; None if it has."""
+        return None if self.pair() else cluster_fit.first_pair(self._usable)
 
     def succeed(self, served: Served) -> None:
         """From now on this is served."""
@@ -231,7 +228,8 @@ class Cluster:
             if not entry.leaving and not entry.incomplete:
                 self._usable.append(node)
         if self.served is None:
-            self.served = self.successor()
+            pair = self.successor()
+            self.served = Served.by(*pair) if pair else None
 
     def _note_refusal(self, entry: _Entry, node: Node, peers: Sequence[Node]) -> None:
         refusal = cluster_fit.refusal(node, peers)

@@ -13,7 +13,6 @@ from proxy.flight import Flight
 from proxy.flow import Flow
 from proxy.ids import ChoiceIds
 from proxy.outlet import Outlet
-from proxy.served import Served
 
 
 @dataclass(slots=True)
@@ -29,13 +28,17 @@ class ClusterClient(EngineCoreClient):
     Administrative calls (sleep, LoRA, profiling, ...) stay vLLM's NotImplementedError: clients see a 501.
     """
 
-    def __init__(self, flow: Flow, ids: ChoiceIds, served: Served | None = None) -> None:
+    def __init__(self, flow: Flow, ids: ChoiceIds) -> None:
         self.flow = flow
-        self.outlet = Outlet(served)
+        self.outlet = Outlet()
         self.resources = _Resources()
         self.engine_ranks_managed = [0]
         self._ids = ids
         self._abort_outcome = "stop string"
+
+    def for_another(self) -> "ClusterClient":
+        """A client for another front end over the same nodes."""
+        return ClusterClient(self.flow, self._ids)
 
     async def get_supported_tasks_async(self) -> tuple[SupportedTask, ...]:
         return ("generate",)

@@ -23,6 +23,7 @@ from proxy.metrics import HandOffOutcome, ProxyMetrics
 from proxy.nodes import Node, Role
 from proxy.outlet import Outlet
 from proxy.routing import Ranks, decode_ranks
+from proxy.served import Served
 from proxy.session import NodeSession
 
 logger = logging.getLogger(__name__)
@@ -127,6 +128,11 @@ class Flow:
             logger.warning("%d requests did not end in time and are aborted", len(self._in_flight))
         for flight in self._in_flight.all():
             self._in_flight.fail(flight, refused)
+
+    def succeed(self, served: Served) -> None:
+        """Another front end has begun to answer."""
+        self._cluster.succeed(served)
+        self._in_flight.pump()
 
     # What the membership calls.
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import copy
+import functools
 import logging
 import signal
 import socket
@@ -39,6 +41,7 @@ from proxy.nodes import Node, Role
 from proxy.rank_header import RankHeader
 from proxy.routing import Ranks
 from proxy.session import NodeSession
+from proxy.succession import FrontEnds
 from proxy.unserved_routes import add_unserved
 
 logger = logging.getLogger(__name__)
@@ -132,9 +135,13 @@ async def first_pair(cluster: Cluster, flow: Flow, deadline_s: float) -> tuple[N
 
 
 async def build(
-    args: Namespace, client: ClusterClient, collector: status.Collector, pair: tuple[Node, Node]
+    given: Namespace, collector: status.Collector, client: ClusterClient, pair: tuple[Node, Node]
 ) -> tuple[FrontEnd, FastAPI]:
-    """vLLM's app over our client, with our health routes and the gate before its answers."""
+    """vLLM's app over our client, with our health routes and the gate before its answers.
+
+    `given` is as the command line has it; what it leaves open is filled in, in a copy, from the nodes.
+    """
+    args = copy.copy(given)
     front_end = FrontEnd(vllm_config.from_nodes(args, *pair), client, args)
     tasks = await front_end.get_supported_tasks()
     app = build_app(args, tasks, front_end.model_config)
@@ -175,22 +182,22 @@ async def _serve_pair(
     sock: socket.socket,
     stop: asyncio.Event,
 ) -> None:
-    front_end, app = await build(args, client, collector, pair)
-    server = http_server(app, args)
-    serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
-    host, port = sock.getsockname()[:2]
-    logger.info("serving %s on %s:%d", ",".join(args.served_model_name), host, port)
-    try:
-        await _unless_stopped(stop, _ended(serving))
-        logger.info("draining for at most %g s", config.drain_timeout_s)
-        await client.flow.drain(config.drain_timeout_s)
-    finally:
-        server.should_exit = True
-        await serving
-        front_end.shutdown()
+    front_ends = FrontEnds(functools.partial(build, args, collector), client)
+    async with front_ends.serving(pair):
+        server = http_server(front_ends, args)
+        serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
+        host, port = sock.getsockname()[:2]
+        logger.info("listening on %s:%d", host, port)
+        try:
+            await _unless_stopped(stop, _ended(serving))
+            logger.info("draining for at most %g s", config.drain_timeout_s)
+            await client.flow.drain(config.drain_timeout_s)
+        finally:
+            server.should_exit = True
+            await serving
 
 
-def http_server(app: FastAPI, args: Namespace) -> uvicorn.Server:
+def http_server(app: FrontEnds, args: Namespace) -> uvicorn.Server:
     """uvicorn with vLLM's settings (launchers/api_server/entry.py::build_and_serve), signals left to us."""
     log_config = get_uvicorn_log_config(args)
     uvicorn_config = uvicorn.Config(
@@ -206,9 +213,10 @@ def http_server(app: FastAPI, args: Namespace) -> uvicorn.Server:
         ssl_cert_reqs=args.ssl_cert_reqs,
         ssl_ciphers=args.ssl_ciphers,
         h11_max_incomplete_event_size=args.h11_max_incomplete_event_size,
+        lifespan="off",  # each front end has its own
     )
     server: uvicorn.Server = NoSignalServer(uvicorn_config)
-    app.state.server = server
+    app.answer_through(server)
     return server
 
 

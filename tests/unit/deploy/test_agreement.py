@@ -95,7 +95,7 @@ def opened(overlay: str, policy: str) -> set[tuple[str, int, int]]:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_proxy_finds_the_nodes(overlay: str) -> None:
-    """Its selectors choose the Services of each role alone; EndpointSlices have the labels of their Service."""
+    """Its selectors choose the Services of each role alone; EndpointSlices have their labels."""
     (proxy,) = (pod for pod in pod_templates(overlay) if pod.role == "proxy")
     values = environment(overlay, proxy)
     for role in ("prefill", "decode"):

@@ -1,4 +1,4 @@
-"""The images' health check, as the container runs it: a script, its exit status, and why on standard error."""
+"""The images' health check as the container runs it: a script, its exit status, and why on standard error."""
 
 import subprocess
 import sys

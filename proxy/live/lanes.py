@@ -39,8 +39,11 @@ class Lanes:
         self._instances: dict[str, str] = {}
 
     def opened(self, node: Node) -> None:
-        """A session with the node opened; one that was started anew counts its steps from 0."""
-        if self._instances.get(node.address) == node.instance_id:
+        """A session with the node opened; one that was started anew counts its steps from 0.
+
+        Prefill has no lanes: its steps are never uniform, and would look like a rank out of the full graph.
+        """
+        if node.role != "decode" or self._instances.get(node.address) == node.instance_id:
             return
         self.forget(node.address)
         self._instances[node.address] = node.instance_id

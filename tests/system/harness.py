@@ -85,6 +85,12 @@ class Stack:
         )
 
     @property
+    def live_url(self) -> str:
+        """The proxy's live page."""
+        url: str = json.loads((self.state_dir / "state.json").read_text())["live_url"]
+        return url
+
+    @property
     def prefill(self) -> Node:
         return self.node("prefill")
 

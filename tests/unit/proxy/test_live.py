@@ -57,6 +57,14 @@ def test_steps_of_an_unknown_rank_are_left_out() -> None:
     assert lanes.all() == []
 
 
+def test_prefill_has_no_lanes() -> None:
+    """Its steps are never uniform, which is as it should be."""
+    lanes = Lanes()
+    lanes.opened(node("prefill", "p", 1))
+    lanes.add("p", records(0, 0, 3))
+    assert lanes.all() == []
+
+
 def test_a_session_that_only_reconnects_keeps_the_lanes() -> None:
     """The node is the same process and counts on."""
     lanes = Lanes()

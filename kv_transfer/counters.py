@@ -5,6 +5,7 @@ from collections import Counter
 from typing import Any
 
 from kv_transfer.histograms import Histogram
+from kv_transfer.reasons import bounded
 from lockstep.kv_buckets import BOUNDS
 
 
@@ -32,7 +33,7 @@ class KVCounters:
 
     def add_reason(self, name: str, reason: str) -> None:
         with self._lock:
-            self._by_reason[name][reason] += 1
+            self._by_reason[name][bounded(reason)] += 1
 
     def observe(self, name: str, value: float) -> None:
         """Names are those of lockstep.kv_buckets."""

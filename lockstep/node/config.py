@@ -47,8 +47,8 @@ class NodeConfig(LinkConfig):
         0.5,
         gt=0,
         le=1,
-        description="share of a rank's KV blocks that may be in quarantine; with more for 15 s the node drains "
-        "and ends with an error, so that its supervisor starts it anew",
+        description="share of a rank's KV blocks that may be in quarantine; with more for 15 s the node "
+        "drains and ends with an error, so that its supervisor starts it anew",
     )
     park: Literal["on", "off"] = Field(
         "off",

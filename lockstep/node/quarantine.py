@@ -1,8 +1,8 @@
 """Decides when so much of a rank's KV pool is in quarantine that the node has to start anew.
 
 Blocks that a peer could still write to come back with its answer or its proven end (docs/architecture.md,
-"Fencing"). A peer that is neither heard of nor gone would keep them for good; a new process, with a new engine
-id, has all of its memory back, since nothing that was meant for the old one reaches it.
+"Fencing"). A peer that is neither heard of nor gone would keep them for good; a new process, with a new
+engine id, has all of its memory back, since nothing that was meant for the old one reaches it.
 """
 
 import logging
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 15.0
-"""For this long without a break. The cancels are repeated and the peers looked at each 5 s, so that the blocks
-of a peer that has died are back by then."""
+"""For this long without a break. The cancels are repeated and the peers looked at each 5 s, so that the
+blocks of a peer that has died are back by then."""
 
 
 class QuarantineWatch:

@@ -68,7 +68,7 @@ class Engine:
         head_size: int = HEAD_SIZE,
     ) -> None:
         """`port`: of the side channel, a free one if not given."""
-        self.port = port or _free_port()
+        self.port = port or free_port()
         os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(self.port)
         self.engine_id = f"{role}-{self.port}-{os.getpid()}-{next(_starts)}"
         config = EngineArgs(
@@ -246,7 +246,7 @@ class Engine:
         self.scheduler.shutdown()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])

@@ -146,3 +146,10 @@ def test_alerts_say_what_is_wrong_and_how_bad_it_is() -> None:
             OF_THE_SCRAPE, *(KNOWN[s.metric] for s in promql.selectors(alert["expr"]))
         )
         assert set(re.findall(r"\$labels\.(\w+)", " ".join(texts.values()))) <= kept, alert["alert"]
+
+
+def test_alerts_are_documented() -> None:
+    """docs/watching.md has each with its severity, in the order of the rules, and no other."""
+    page = (promql.DEPLOY.parent / "docs" / "watching.md").read_text()
+    rows = re.findall(r"^\| `(Lockstep\w+)` \| (\w+) \|", page, re.MULTILINE)
+    assert rows == [(alert["alert"], alert["labels"]["severity"]) for alert in promql.alerts()]

@@ -226,6 +226,32 @@ def doctor(
     raise typer.Exit(0 if is_healthy(findings) else 1)
 
 
+@app.command(
+    epilog="Examples:\n\n  lockstep drain 10.0.0.1:50051\n\n"
+    "  lockstep drain 10.0.0.1:50051 10.0.0.2:50051 --timeout-s 300    both hosts of a group"
+)
+def drain(
+    node: Annotated[list[str], typer.Argument(metavar="NODE...", help="gRPC address of a node, HOST:PORT.")],
+    timeout_s: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds running requests get; the node's --drain-timeout-s if not given."),
+    ] = None,
+) -> None:
+    """Drain nodes: they take nothing new, let running requests end, and exit.
+
+    What has not ended in time goes on on other nodes. Exit code 1 if a node did not drain.
+    """
+    # gRPC is slow to import.
+    from lockstep.cli.drain import drain_nodes
+
+    try:
+        drained = drain_nodes(node, timeout_s, typer.echo)
+    except LockstepError as error:
+        typer.echo(f"lockstep drain: {error}", err=True)
+        raise typer.Exit(1) from None
+    raise typer.Exit(0 if drained else 1)
+
+
 @app.command()
 def version() -> None:
     """Print the version."""

@@ -63,6 +63,11 @@ class Engine:
         return len(self.global_ranks)
 
     @property
+    def has_peers_elsewhere(self) -> bool:
+        """Whether other nodes have ranks of this group."""
+        return bool(self.vllm_config.parallel_config.data_parallel_size > self.num_ranks)
+
+    @property
     def dead(self) -> bool:
         return bool(self._client.resources.engine_dead)
 

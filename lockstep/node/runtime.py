@@ -17,6 +17,7 @@ from lockstep.errors import ConfigError, LockstepError, NodeLostError, Unavailab
 from lockstep.node import arguments
 from lockstep.node.config import NodeConfig
 from lockstep.node.describe import describe
+from lockstep.node.drain import Drain
 from lockstep.node.engine import Engine, kill_survivors
 from lockstep.node.metrics import NodeMetrics
 from lockstep.node.quarantine import QuarantineWatch
@@ -59,6 +60,7 @@ class Node:
         self.description: pb.NodeDescription | None = None
         self.ready = False
         self.draining = False
+        self.drain = Drain(config.drain_timeout_s, self.registry)
         self._phase = "loading the configuration"
 
     def loads(self) -> list[pb.RankLoad]:
@@ -73,21 +75,21 @@ class Node:
         return "" if self.ready else self._phase
 
     async def run(self, args: AsyncEngineArgs) -> None:
-        """Serve until SIGTERM or SIGINT.
+        """Serve until SIGTERM or SIGINT, or until asked to drain.
 
         Raises ConfigError, InternalError, EngineDeadError, or UnavailableError where only a new start helps.
         """
         http = health.bind(self.config.host, self.config.http_port, "--http-port")
-        stop, stopped = asyncio.Event(), asyncio.Event()
+        stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, self.drain.ask)
         web = asyncio.create_task(
             health.serve(health.build_app(self.not_ready_because, self.metrics.registry), http, stopped),
             name="health",
         )
         try:
-            await self._start_and_serve(args, stop)
+            await self._start_and_serve(args, self.drain.requested)
         except StartInterruptedError:
             logger.info("stopped while the engines were starting")
             kill_survivors(psutil.Process().children(recursive=True), grace_s=0)
@@ -127,6 +129,7 @@ class Node:
                 for task in (pump, watch):
                     task.cancel()
         finally:
+            self.drain.finish()
             await server.stop(grace=1.0)
 
     async def _start_engine(self, args: AsyncEngineArgs) -> Engine:
@@ -163,15 +166,17 @@ class Node:
             pump.result()  # raises what ended it
         self.draining = True
         self._phase = "draining"
-        logger.info("draining %d request(s)", self.registry.num_requests)
-        self.registry.broadcast(pb.NodeFrame(draining=pb.Draining(deadline_s=self.config.drain_timeout_s)))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.config.drain_timeout_s):
-                await _first(pump, self.registry.empty)
-        if self.registry.num_requests:
-            logger.warning("%d request(s) were still running", self.registry.num_requests)
-            self.registry.fail_all(NodeLostError("the node that held the request shut down"))
-            await asyncio.sleep(0.2)  # lets the sessions write what was queued
+        await self.drain.run(pump, self._still_needed_for)
+
+    def _still_needed_for(self, since_s: float) -> str:
+        """What the node must not exit before, though no request has run on it since then."""
+        if self.role.name == "prefill" and self.telemetry.holds_kv(since_s):
+            return "pushes of KV"
+        engine = self.engine
+        # The ranks of a group step together, so requests of the others need this node to go on.
+        if engine is not None and engine.has_peers_elsewhere and self.telemetry.steps(since_s):
+            return "requests on other nodes of its group"
+        return ""
 
 
 async def _first(task: "asyncio.Task[object]", stop: asyncio.Event, *others: "asyncio.Task[object]") -> bool:

@@ -12,6 +12,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
 from lockstep.errors import ConfigError, DrainingError, InvalidRequestError, LockstepError, UnavailableError
+from lockstep.node.drain import Drain
 from lockstep.node.engine import Engine
 from lockstep.node.role import Role
 from lockstep.node.sessions import ProxySession, SessionRegistry
@@ -41,6 +42,9 @@ class NodeState(Protocol):
 
     @property
     def draining(self) -> bool: ...
+
+    @property
+    def drain(self) -> Drain: ...
 
     def loads(self) -> list[pb.RankLoad]: ...
 
@@ -75,6 +79,14 @@ class NodeService(lockstep_pb2_grpc.NodeServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the engines are still starting")
             raise AssertionError("abort raises")
         return status
+
+    async def Drain(  # noqa: N802 - the name is the protocol's
+        self, request: pb.DrainRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.DrainProgress]:
+        logger.info("asked to drain by %s", context.peer())
+        self._state.drain.ask(request.timeout_s if request.HasField("timeout_s") else None)
+        async for progress in self._state.drain.progress():
+            yield progress
 
     async def Session(  # noqa: N802 - the name is the protocol's
         self, frames: AsyncIterator[pb.ProxyFrame], context: grpc.aio.ServicerContext

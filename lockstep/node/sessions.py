@@ -68,6 +68,8 @@ class SessionRegistry:
         self.empty = asyncio.Event()
         """Set while no proxy has a request here."""
         self.empty.set()
+        self.empty_since_s = time.monotonic()
+        """When the last request ended; of no use while `empty` is not set."""
 
     @property
     def num_requests(self) -> int:
@@ -99,7 +101,8 @@ class SessionRegistry:
         for request_id in owned:
             del self._owner[request_id]
             session.request_ids.discard(request_id)
-        if not self._owner:
+        if owned and not self._owner:
+            self.empty_since_s = time.monotonic()
             self.empty.set()
         return owned
 

@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 1.0
 
+_SILENT_S = 5.0
+
 OWN, PEER = "own", "peer"
 """Whose rows kept a step out of the full graph: the rank's own, whatever its peers did, or only a peer's."""
 
@@ -51,9 +53,25 @@ class Telemetry:
         self._polled_s = 0.0
         self._quarantine = quarantine
         self._quarantined_blocks: list[int] = []
+        self._stepped = False
+        """Between the last two readings, on any rank."""
 
     def loads(self) -> list[pb.RankLoad]:
         return list(self._loads.values())
+
+    def holds_kv(self, since_s: float) -> bool:
+        """Whether KV blocks are in use, as read after a time of `time.monotonic`; True until it was read."""
+        if not self._is_told(since_s):
+            return False
+        return self._polled_s <= since_s or any(load.kv_cache_usage for load in self._loads.values())
+
+    def steps(self, since_s: float) -> bool:
+        """Whether the ranks step, dummy steps included, as read after that time; True until it was read."""
+        return self._is_told(since_s) and (self._stepped or self._polled_s <= since_s)
+
+    def _is_told(self, since_s: float) -> bool:
+        """False when the engines have not answered for so long that there is nothing to wait for."""
+        return time.monotonic() - max(since_s, self._polled_s) < _SILENT_S
 
     def status(self, instance_id: str) -> pb.NodeStatus:
         """The answer to Status, as of the last poll; there has been one before the node describes itself."""
@@ -108,6 +126,7 @@ class Telemetry:
         """Read all ranks, count what is new, and tell the proxies."""
         self._global_ranks = engine.global_ranks
         statuses = await engine.status()
+        self._stepped = any(status.steps for status in statuses)
         self._quarantined_blocks = [status.kv.get("quarantined_blocks", 0) for status in statuses]
         for local_rank, status in enumerate(statuses):
             records = [_record(step) for step in status.steps]

@@ -264,6 +264,26 @@ class Draining(_message.Message):
     deadline_s: float
     def __init__(self, deadline_s: _Optional[float] = ...) -> None: ...
 
+class DrainRequest(_message.Message):
+    __slots__ = ("timeout_s",)
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    timeout_s: float
+    def __init__(self, timeout_s: _Optional[float] = ...) -> None: ...
+
+class DrainProgress(_message.Message):
+    __slots__ = ("num_requests", "left_s", "done", "num_moved", "waits_for")
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    NUM_MOVED_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    num_requests: int
+    left_s: float
+    done: bool
+    num_moved: int
+    waits_for: str
+    def __init__(self, num_requests: _Optional[int] = ..., left_s: _Optional[float] = ..., done: _Optional[bool] = ..., num_moved: _Optional[int] = ..., waits_for: _Optional[str] = ...) -> None: ...
+
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -49,6 +49,11 @@ class NodeStub:
                 request_serializer=lockstep__pb2.StatusRequest.SerializeToString,
                 response_deserializer=lockstep__pb2.NodeStatus.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_stream(
+                '/lockstep.v1.Node/Drain',
+                request_serializer=lockstep__pb2.DrainRequest.SerializeToString,
+                response_deserializer=lockstep__pb2.DrainProgress.FromString,
+                _registered_method=True)
 
 
 class NodeServicer:
@@ -77,6 +82,14 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Take no new requests, let those that run end until the deadline, then exit with status 0; as on SIGTERM.
+        The answers tell how far it is, once a second, the last of them with `done`. Hanging up changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +107,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=lockstep__pb2.StatusRequest.FromString,
                     response_serializer=lockstep__pb2.NodeStatus.SerializeToString,
+            ),
+            'Drain': grpc.unary_stream_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=lockstep__pb2.DrainRequest.FromString,
+                    response_serializer=lockstep__pb2.DrainProgress.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -177,6 +195,33 @@ class Node:
             '/lockstep.v1.Node/Status',
             lockstep__pb2.StatusRequest.SerializeToString,
             lockstep__pb2.NodeStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/lockstep.v1.Node/Drain',
+            lockstep__pb2.DrainRequest.SerializeToString,
+            lockstep__pb2.DrainProgress.FromString,
             options,
             channel_credentials,
             insecure,

@@ -15,6 +15,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreReques
 from kv_transfer.params import new_token, prefill_leg_params
 from lockstep.errors import ConfigError
 from lockstep.health import bind
+from lockstep.node.drain import Drain
 from lockstep.node.engine import RankStatus
 from lockstep.node.metrics import NodeMetrics
 from lockstep.node.server import SERVICE_NAME, NodeService, start_server
@@ -67,6 +68,7 @@ class State:
         self.description: pb.NodeDescription | None = pb.NodeDescription(instance_id="i1", block_size=128)
         self.ready = True
         self.draining = False
+        self.drain = Drain(20.0, SessionRegistry())
         self.metrics = NodeMetrics()
         self.telemetry = Telemetry(self.metrics, SessionRegistry(), counts_steps=True)
 

@@ -1,5 +1,6 @@
 """What a node counts of its engines, and that Status tells the same as the metrics."""
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -210,3 +211,29 @@ async def test_sessions_are_those_open_now() -> None:
     registry.open(ProxySession("p1"))
     registry.open(ProxySession("p2"))
     assert telemetry.status("i1").num_sessions == 2
+
+
+async def test_node_that_may_exit_holds_no_kv() -> None:
+    """As read after the last request ended, whatever was read before."""
+    telemetry = await polled([says([], running=1)], [says([])])
+    assert not telemetry.holds_kv(since_s=0.0)
+    assert telemetry.holds_kv(since_s=time.monotonic())
+    telemetry = await polled([says([])], [says([], running=1)])
+    assert telemetry.holds_kv(since_s=0.0)
+
+
+async def test_group_that_steps_needs_its_node() -> None:
+    """Idle steps too: another node has a request."""
+    telemetry = await polled([says([]), says([])], [says([]), says([IDLE])])
+    assert telemetry.steps(since_s=0.0)
+    telemetry = await polled([says([]), says([IDLE])], [says([]), says([])])
+    assert not telemetry.steps(since_s=0.0)
+    assert telemetry.steps(since_s=time.monotonic())
+
+
+async def test_engines_that_say_nothing_are_not_waited_for() -> None:
+    """They may be frozen, and a node that drains has a deadline for its requests, not for them."""
+    telemetry = await polled([says([IDLE], running=1)])
+    for long_ago in (telemetry.holds_kv, telemetry.steps):
+        telemetry._polled_s = time.monotonic() - 6.0
+        assert not long_ago(since_s=0.0)

@@ -60,11 +60,11 @@ class Parking:
         """Before the loop looks at its input: block until somebody tells something, at most for `PARK_S`."""
         core = self._core
         was_idle, self._idle = self._idle, False
-        blocks = was_idle and core.has_work() and not core.engines_running and core.process_input_queue_block
-        if not blocks or not core.is_running() or self._has_news():
+        if not was_idle or core.engines_running or not core.has_work() or self._has_news():
             return
+        is_woken = self._connector is not None and core.process_input_queue_block
         try:
-            told = core.input_queue.get(timeout=PARK_S if self._connector is not None else LOOK_S)
+            told = core.input_queue.get(timeout=PARK_S if is_woken else LOOK_S)
         except queue.Empty:
             return
         core._handle_client_request(*told)

@@ -181,10 +181,10 @@ class RecordingWorkerMixin:
 
     model_runner: Any
 
-    def execute_dummy_batch(self) -> None:
+    def execute_dummy_batch(self) -> Any:
         """A step without work, run because other ranks have some; recorded as such."""
         with self.model_runner.idle_step():
-            super().execute_dummy_batch()  # type: ignore[misc]
+            return super().execute_dummy_batch()  # type: ignore[misc]
 
     def lockstep_take_step_records(self) -> dict[str, Any]:
         """RPC method (`collective_rpc`): the steps since the last call, plain data; see `StepRing.take`."""

@@ -114,6 +114,7 @@ cat > "$WORK/env" <<ENV
 REGISTRY=localhost
 TAG=$TAG
 HTTP_PORT=$PORT
+ADMIN_PORT=$((PORT + 1))
 PROMETHEUS_PORT=$PROMETHEUS_PORT
 GRPC_TOKEN=for-this-test-only
 GRAFANA_ADMIN_PASSWORD=for-this-test-only
@@ -212,6 +213,10 @@ case " $services " in *" prometheus "*)
     done
     echo "$up" ;;
 esac
+
+say "the live page"
+curl --silent --fail --max-time 5 "http://127.0.0.1:$((PORT + 1))/lockstep/" | grep -o '<title>.*</title>' \
+    || die "the live page does not answer"
 
 say "down"
 trap - EXIT

@@ -234,6 +234,10 @@ def test_compose_starts_in_order_and_stays_up() -> None:
     drain_s = float(env_file(DEPLOY / "compose" / "lockstep.env")["LOCKSTEP_DRAIN_TIMEOUT_S"])
     for role in ("prefill", "decode", "proxy"):
         assert float(services[role]["stop_grace_period"].removesuffix("s")) >= drain_s + 30
-    assert services["proxy"]["ports"] == ["${BIND_ADDRESS:-127.0.0.1}:${HTTP_PORT:-8000}:8000"]
+    admin_port = services["proxy"]["environment"]["LOCKSTEP_ADMIN_PORT"]
+    assert services["proxy"]["ports"] == [
+        f"${{BIND_ADDRESS:-127.0.0.1}}:${{HTTP_PORT:-8000}}:{PROXY_PORT}",
+        f"127.0.0.1:${{ADMIN_PORT:-{admin_port}}}:{admin_port}",
+    ]
     assert "ports" not in services["prefill"]
     assert "ports" not in services["decode"]

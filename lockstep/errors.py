@@ -8,8 +8,10 @@
     │   ├── NoPrefillNodeError    no ready prefill rank fits
     │   ├── NoDecodeNodeError     no ready decode rank fits
     │   ├── DrainingError         the node or proxy is shutting down
+    │   ├── OverloadedError       as many requests wait as may, or this one has waited too long
     │   ├── NodeLostError         the node that held the request went away
     │   └── AttemptsExhaustedError  as many attempts as allowed ended without an answer
+    ├── RateLimitedError          the API key has used up what it may
     ├── KVTransferError           the KV cache did not reach the decode rank
     ├── DeadlineError             the request did not finish in its time
     └── InternalError             anything else; the cause is in the log only
@@ -68,12 +70,28 @@ class DrainingError(UnavailableError):
     """The node or proxy is shutting down."""
 
 
+class OverloadedError(UnavailableError):
+    """As many requests wait as may, or this one has waited too long."""
+
+
 class NodeLostError(UnavailableError):
     """The node that held the request went away."""
 
 
 class AttemptsExhaustedError(UnavailableError):
     """As many attempts as allowed ended without an answer."""
+
+
+class RateLimitedError(LockstepError):
+    """The API key has used up what it may; `retry_after_s` says for how long."""
+
+    http_status = 429
+    type = "Too Many Requests"
+    retryable = True
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class KVTransferError(LockstepError):

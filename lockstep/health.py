@@ -3,14 +3,19 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.types import ASGIApp
 
 from lockstep.errors import ConfigError
+
+NO_TLS: Mapping[str, Any] = MappingProxyType({})
 
 Readiness = Callable[[], str]
 """Returns why the service is not ready, or an empty string when it is."""
@@ -62,9 +67,16 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    app: FastAPI, sock: socket.socket, stop: asyncio.Event, close_connections_s: int | None = None
+    app: ASGIApp,
+    sock: socket.socket,
+    stop: asyncio.Event,
+    close_connections_s: int | None = None,
+    tls: Mapping[str, Any] = NO_TLS,
 ) -> None:
-    """Serve until `stop` is set, and then until all answers have ended, for `close_connections_s` at most."""
+    """Serve until `stop` is set, and then until all answers have ended, for `close_connections_s` at most.
+
+    `tls` is uvicorn's ssl_ settings.
+    """
     server = _Server(
         uvicorn.Config(
             app,
@@ -72,6 +84,7 @@ async def serve(
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=close_connections_s,
+            **tls,
         )
     )
     task = asyncio.create_task(server.serve(sockets=[sock]))

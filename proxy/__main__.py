@@ -8,6 +8,7 @@ import uvloop
 from lockstep import logs
 from lockstep.errors import ConfigError, UnavailableError
 from proxy import arguments, server
+from proxy.security import exposed, key_source
 
 logger = logging.getLogger("proxy")
 
@@ -22,7 +23,13 @@ def main(argv: list[str]) -> int:
     logs.configure(config.log_format, config.log_level, "proxy")
     logger.info("configuration: %s", config.masked())
     try:
-        uvloop.run(server.serve(config, args))
+        keys = key_source.take(config, args)
+        exposed.check(config, args, keys)
+    except ConfigError as error:
+        sys.stderr.write(f"lockstep proxy: {error}\n")
+        return 2
+    try:
+        uvloop.run(server.serve(config, args, keys))
     except (ConfigError, UnavailableError) as error:
         logger.error("cannot start: %s", error)
         return 1

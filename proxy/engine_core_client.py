@@ -9,6 +9,7 @@ from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core_client import EngineCoreClient
 
 from proxy import legs
+from proxy.admission.accounts import current_account
 from proxy.flight import Flight
 from proxy.flow import Flow
 from proxy.ids import ChoiceIds
@@ -49,7 +50,9 @@ class ClusterClient(EngineCoreClient):
         An exception would leave the request behind in vLLM's output processor (async_llm.py::_add_request).
         """
         prompt_tokens = legs.prompt_tokens(request)
-        self.flow.start(Flight(request.request_id, request, self._ids.new(), prompt_tokens, self.outlet))
+        flight = Flight(request.request_id, request, self._ids.new(), prompt_tokens, self.outlet)
+        flight.account = current_account.get()
+        self.flow.start(flight)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         """Called for a stop string that the detokenizer found, and within `ending_as` for other ends."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, EngineCoreRequest
 
+from proxy.admission.accounts import Account
 from proxy.attempt import Attempt
 from proxy.attempt_end import AttemptEnd
 from proxy.hand_off import end_of
@@ -43,6 +44,8 @@ class Flight:
     first_token_s: float = 0.0
     stalled_s: float | None = None
     """Since when an ended attempt keeps the stream waiting."""
+    account: Account | None = None
+    """Whose tokens it uses."""
     _events: list[EngineCoreEvent] = field(default_factory=list)
     """For the next output."""
 
@@ -53,6 +56,11 @@ class Flight:
     def request_id(self) -> str:
         """The id that the client sees."""
         return self.request.external_req_id or self.front_id
+
+    def take_tokens(self, tokens: int) -> None:
+        """So many, of prompt or answer, count as used by the client."""
+        if self.account is not None:
+            self.account.take_tokens(tokens)
 
     @property
     def tokens(self) -> int:

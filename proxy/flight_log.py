@@ -33,9 +33,10 @@ def ended(flight: Flight, outcome: str) -> None:
     bound = logs.request_id.set(flight.request_id)
     reasons = ",".join(attempt.reason for attempt in flight.attempts)
     logger.info(
-        "%s: %s, prompt_tokens=%d output_tokens=%d attempts=%d%s %s %s",
+        "%s: %s, key=%s prompt_tokens=%d output_tokens=%d attempts=%d%s %s %s",
         flight.choice_id,
         outcome,
+        flight.account.label if flight.account else "-",
         flight.prompt_tokens,
         len(flight.output_token_ids),
         len(flight.attempts),

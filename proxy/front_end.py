@@ -16,10 +16,12 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from lockstep.errors import DrainingError, InvalidRequestError, LockstepError
 from proxy import http_errors, refusals
+from proxy.admission.admit import admit
 from proxy.engine_core_client import ClusterClient
 from proxy.first_byte import failure
 from proxy.legs import KV_TRANSFER_PARAMS
 from proxy.rank_header import requested_rank
+from proxy.security.headers import check_request_id
 
 
 class FrontEnd(AsyncLLM):
@@ -41,8 +43,10 @@ class FrontEnd(AsyncLLM):
     ) -> RequestOutputCollector:
         """Refuse here what must not reach the cluster; nothing is registered for the request yet."""
         try:
+            check_request_id(request_id)
             refusals.check(prompt, params, kwargs.get("lora_request"))
             self._refuse(params)
+            kwargs["priority"] = admit(self._client.flow, params, kwargs.get("priority", 0))
         except LockstepError as error:
             raise http_errors.to_front_end(error, request_id) from error
         if kwargs.get("data_parallel_rank") is None:

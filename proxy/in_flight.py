@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator
 
 from lockstep.errors import (
@@ -10,13 +11,15 @@ from lockstep.errors import (
     InternalError,
     LockstepError,
     NodeLostError,
+    OverloadedError,
     UnavailableError,
 )
 from proxy import flight_log
+from proxy.admission.queue_limits import QueueLimits, retry_after_s
 from proxy.dispatch import Dispatcher
 from proxy.flight import Flight
 from proxy.live.journal import Journal
-from proxy.metrics import ProxyMetrics
+from proxy.metrics import ProxyMetrics, Refusal
 from proxy.window_queue import WindowQueue
 
 logger = logging.getLogger(__name__)
@@ -32,14 +35,16 @@ class InFlight:
         journal: Journal,
         request_timeout_s: float,
         max_attempts: int,
+        queue_limits: QueueLimits,
     ) -> None:
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._journal = journal
         self._request_timeout_s = request_timeout_s
         self._max_attempts = max_attempts
+        self._queue_limits = queue_limits
         self._flights: dict[str, Flight] = {}
-        self._deadlines: dict[str, asyncio.TimerHandle] = {}
+        self._deadlines: dict[str, tuple[asyncio.TimerHandle, ...]] = {}
         self._queue: WindowQueue[Flight] = WindowQueue(self._send, self._cannot_send)
         self.empty = asyncio.Event()
         self.empty.set()
@@ -72,11 +77,33 @@ class InFlight:
         """Queue a choice; whatever goes wrong with it from now on reaches it through its outlet."""
         self._flights[flight.front_id] = flight
         self.empty.clear()
-        self._deadlines[flight.front_id] = asyncio.get_running_loop().call_later(
-            self._request_timeout_s, self._expire, flight
+        loop = asyncio.get_running_loop()
+        self._deadlines[flight.front_id] = (
+            loop.call_later(self._request_timeout_s, self._expire, flight),
+            loop.call_later(self._queue_limits.timeout_s, self._expire_queued, flight),
         )
+        flight.take_tokens(flight.prompt_tokens)
         self._journal.changed(flight)
-        self._queue.put(flight)
+        self._queue.put(flight, priority=flight.request.priority)
+
+    def make_room(self, choices: int, priority: int) -> None:
+        """For a request that wants to wait here with so many choices.
+
+        Choices of a worse priority have to go for it; without enough of those, raises OverloadedError.
+        """
+        too_many = len(self._queue) + choices - self._queue_limits.max_queued
+        for _ in range(too_many):
+            last = self._queue.last_below(priority)
+            if last is None or choices > self._queue_limits.max_queued:
+                self._metrics.refused(Refusal.QUEUE_FULL)
+                raise OverloadedError("As many requests wait as may. Try again later.")
+            self._metrics.refused(Refusal.DISPLACED)
+            self.fail(last, OverloadedError("Requests of a better priority came. Try again later."))
+
+    def retry_after_s(self) -> int:
+        """When a client that is refused now may well come back."""
+        head = self._queue.head()
+        return retry_after_s(time.monotonic() - head.queued_s if head is not None else 0.0)
 
     def try_again(self, flight: Flight) -> None:
         """Follow a live attempt whose `end` is set by another one, ahead of choices that have had none."""
@@ -115,7 +142,9 @@ class InFlight:
 
     def _forget(self, flight: Flight, outcome: str, abort: bool) -> None:
         del self._flights[flight.front_id]
-        self._deadlines.pop(flight.front_id).cancel()
+        for timer in self._deadlines.pop(flight.front_id):
+            timer.cancel()
+        flight.take_tokens(len(flight.output_token_ids))
         self._queue.discard(flight)
         self._dispatcher.take_back(flight, abort)
         if not self._flights:
@@ -132,6 +161,11 @@ class InFlight:
 
     def _expire(self, flight: Flight) -> None:
         self.fail(flight, DeadlineError("The request did not finish in its time."))
+
+    def _expire_queued(self, flight: Flight) -> None:
+        if not flight.attempts:
+            self._metrics.refused(Refusal.QUEUE_TIMEOUT)
+            self.fail(flight, OverloadedError("The request waited for too long. Try again later."))
 
     def _cannot_send(self, flight: Flight, error: LockstepError) -> None:
         """No node can take it. What ended the attempt before is the better part of the news."""

@@ -65,6 +65,39 @@ class HandOffOutcome(StrEnum):
     """Held back: --hand-off off."""
 
 
+class Refusal(StrEnum):
+    """Why a request was turned away by the proxy itself, or a client was cut off."""
+
+    UNAUTHENTICATED = "unauthenticated"
+    """No API key, or none of ours."""
+    FORBIDDEN = "forbidden"
+    """A key that does not open this path."""
+    HEADER = "header"
+    """A header that is there twice, or is not what it should be."""
+    LARGE_HEAD = "large_head"
+    """More bytes of headers than a request may have."""
+    BODY_SIZE = "body_size"
+    """A body over --max-body-bytes."""
+    BODIES = "bodies"
+    """As many bytes of bodies as may be held were held."""
+    KEY_REQUESTS = "key_requests"
+    """As many requests of this API key were in progress as may be."""
+    KEY_TOKENS = "key_tokens"
+    """The API key had used up its tokens."""
+    QUEUE_FULL = "queue_full"
+    """As many choices waited as may."""
+    DISPLACED = "displaced"
+    """It waited, and one of a better priority came to a full queue."""
+    QUEUE_TIMEOUT = "queue_timeout"
+    """It waited for longer than --queue-timeout-s."""
+    SLOW_HEAD = "slow_head"
+    """The client did not send a request's head in time."""
+    SLOW_BODY = "slow_body"
+    """The client did not go on sending a body."""
+    SLOW_READER = "slow_reader"
+    """The client did not read its answer."""
+
+
 class ProxyMetrics:
     """Counters of one proxy process. Nothing is counted per token: at most once per choice and event."""
 
@@ -115,6 +148,14 @@ class ProxyMetrics:
             ["outcome"],
             registry=self.registry,
         )
+        self.refusals = Counter(
+            "lockstep_proxy_refused",
+            "Requests that the proxy itself turned away, and clients that it cut off, by why.",
+            ["reason"],
+            registry=self.registry,
+        )
+        for refusal in Refusal:
+            self.refusals.labels(refusal)
         for hand_off in HandOffOutcome:
             self.hand_offs.labels(hand_off)
         for outcome in OUTCOMES:
@@ -132,6 +173,10 @@ class ProxyMetrics:
     def attempted(self, reason: AttemptReason) -> None:
         """Both legs of a choice were sent."""
         self.attempts.labels(reason).inc()
+
+    def refused(self, reason: Refusal) -> None:
+        """A request was turned away, or a client cut off."""
+        self.refusals.labels(reason).inc()
 
     def first_token_of(self, outcome: HandOffOutcome) -> None:
         """An attempt's first token was passed on, or will be held back."""

@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 from argparse import Namespace
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import uvicorn
@@ -25,8 +25,12 @@ from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
 
 from lockstep import health
 from lockstep.errors import UnavailableError
+from lockstep.health import NO_TLS
 from lockstep.rpc import credentials
 from proxy import status, vllm_config
+from proxy.admission import entrance
+from proxy.admission.entrance import Entrance
+from proxy.admission.queue_limits import QueueLimits
 from proxy.cluster import Cluster
 from proxy.config import ProxyConfig
 from proxy.discovery import configured
@@ -40,6 +44,8 @@ from proxy.live import admin_port
 from proxy.nodes import Node, Role
 from proxy.rank_header import RankHeader
 from proxy.routing import Ranks
+from proxy.security import exposed
+from proxy.security.key_source import KeySource
 from proxy.session import NodeSession
 from proxy.succession import FrontEnds
 from proxy.unserved_routes import add_unserved
@@ -52,7 +58,7 @@ _CLOSE_CONNECTIONS_S = 5
 """What uvicorn gives answers that are being written once all requests have ended."""
 
 
-async def serve(config: ProxyConfig, args: Namespace) -> None:
+async def serve(config: ProxyConfig, args: Namespace, keys: KeySource) -> None:
     """Run until SIGTERM or SIGINT. Raises ConfigError or UnavailableError when it cannot start."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -62,33 +68,36 @@ async def serve(config: ProxyConfig, args: Namespace) -> None:
     with contextlib.closing(sock):
         async with (
             sessions(config) as (cluster, client),
-            collecting(config, client.flow) as collector,
+            collecting(config, args, client.flow, keys) as collector,
         ):
-            # Over TLS nothing answers yet: the certificates are vLLM's server's to load.
-            early = contextlib.nullcontext() if args.ssl_keyfile else answering_health(sock, client.flow)
-            async with early:
+            door = entrance.build(config, args, keys, client.flow)
+            async with answering_health(sock, door, exposed.tls(args)):
                 pair = await _unless_stopped(stop, first_pair(cluster, client.flow, config.startup_timeout_s))
             if pair is not None:
-                await _serve_pair(config, args, client, collector, pair, sock, stop)
+                await _serve_pair(config, args, client, collector, pair, door, sock, stop)
 
 
 @contextlib.asynccontextmanager
-async def collecting(config: ProxyConfig, flow: Flow) -> AsyncIterator[status.Collector]:
+async def collecting(
+    config: ProxyConfig, args: Namespace, flow: Flow, keys: KeySource
+) -> AsyncIterator[status.Collector]:
     """What the status is put together with, and the admin port that shows it from the start."""
     collector = status.Collector(flow)
-    async with admin_port.serving(config, flow, collector.document):
+    async with admin_port.serving(config, flow, collector.document, keys, exposed.tls(args)):
         yield collector
 
 
 @contextlib.asynccontextmanager
-async def answering_health(sock: socket.socket, flow: Flow) -> AsyncIterator[None]:
+async def answering_health(
+    sock: socket.socket, door: Entrance, tls: Mapping[str, Any] = NO_TLS
+) -> AsyncIterator[None]:
     """Answer /healthz and /readyz on a copy of the socket, while there is no front end yet.
 
     The socket goes on listening afterwards: a client that connects meanwhile waits for the front end.
     """
     done = asyncio.Event()
-    app = health.build_app(lambda: flow.not_ready_because() or "starting the front end", REGISTRY)
-    task = asyncio.create_task(health.serve(app, sock.dup(), done), name="health")
+    app = health.build_app(lambda: door.not_ready_because() or "starting the front end", REGISTRY)
+    task = asyncio.create_task(health.serve(door.guarded(app), sock.dup(), done, tls=tls), name="health")
     try:
         yield
     finally:
@@ -108,7 +117,12 @@ async def sessions(config: ProxyConfig) -> AsyncIterator[tuple[Cluster, ClusterC
     ids = ChoiceIds()
     ranks = Ranks(config.prefill_window_tokens)
     flow = Flow(
-        cluster, ranks, config.request_timeout_s, config.max_attempts, hand_off=config.hand_off == "on"
+        cluster,
+        ranks,
+        config.request_timeout_s,
+        config.max_attempts,
+        hand_off=config.hand_off == "on",
+        queue_limits=QueueLimits(config.max_queued_requests, config.queue_timeout_s),
     )
 
     def open_session(address: str, role: Role) -> NodeSession:
@@ -135,9 +149,13 @@ async def first_pair(cluster: Cluster, flow: Flow, deadline_s: float) -> tuple[N
 
 
 async def build(
-    given: Namespace, collector: status.Collector, client: ClusterClient, pair: tuple[Node, Node]
+    given: Namespace,
+    collector: status.Collector,
+    door: Entrance,
+    client: ClusterClient,
+    pair: tuple[Node, Node],
 ) -> tuple[FrontEnd, FastAPI]:
-    """vLLM's app over our client, with our health routes and the gate before its answers.
+    """vLLM's app over our client, with our health routes, the gate before its answers and the door before it.
 
     `given` is as the command line has it; what it leaves open is filled in, in a copy, from the nodes.
     """
@@ -150,9 +168,10 @@ async def build(
         Middleware(RankHeader, num_ranks=lambda: client.flow.num_decode_ranks),
         Middleware(FirstByteGate),
     ]
+    app.user_middleware[:0] = door.middleware()
     # vLLM's SageMaker bootstrap has built the stack already; Starlette builds it anew at the first call.
     app.middleware_stack = None
-    _add_health(app, client)
+    _add_health(app, door)
     collector.begin(status.Served(args.served_model_name, front_end.model_config.max_model_len))
     status.add_route(app, collector)
     add_unserved(app)
@@ -160,14 +179,14 @@ async def build(
     return front_end, app
 
 
-def _add_health(app: FastAPI, client: ClusterClient) -> None:
+def _add_health(app: FastAPI, door: Entrance) -> None:
     @app.get("/healthz", include_in_schema=False)
     async def healthz() -> JSONResponse:
         return JSONResponse({"status": "alive"})
 
     @app.get("/readyz", include_in_schema=False)
     async def readyz() -> JSONResponse:
-        reason = client.flow.not_ready_because()
+        reason = door.not_ready_because()
         if reason:
             return JSONResponse({"status": "not ready", "reason": reason}, status_code=503)
         return JSONResponse({"status": "ready"})
@@ -179,12 +198,13 @@ async def _serve_pair(
     client: ClusterClient,
     collector: status.Collector,
     pair: tuple[Node, Node],
+    door: Entrance,
     sock: socket.socket,
     stop: asyncio.Event,
 ) -> None:
-    front_ends = FrontEnds(functools.partial(build, args, collector), client)
+    front_ends = FrontEnds(functools.partial(build, args, collector, door), client)
     async with front_ends.serving(pair):
-        server = http_server(front_ends, args)
+        server = http_server(front_ends, args, door)
         serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
         host, port = sock.getsockname()[:2]
         logger.info("listening on %s:%d", host, port)
@@ -197,7 +217,7 @@ async def _serve_pair(
             await serving
 
 
-def http_server(app: FrontEnds, args: Namespace) -> uvicorn.Server:
+def http_server(app: FrontEnds, args: Namespace, door: Entrance) -> uvicorn.Server:
     """uvicorn with vLLM's settings (launchers/api_server/entry.py::build_and_serve), signals left to us."""
     log_config = get_uvicorn_log_config(args)
     uvicorn_config = uvicorn.Config(
@@ -207,12 +227,9 @@ def http_server(app: FrontEnds, args: Namespace) -> uvicorn.Server:
         access_log=not args.disable_uvicorn_access_log,
         timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
         timeout_graceful_shutdown=_CLOSE_CONNECTIONS_S,
-        ssl_keyfile=args.ssl_keyfile,
-        ssl_certfile=args.ssl_certfile,
-        ssl_ca_certs=args.ssl_ca_certs,
-        ssl_cert_reqs=args.ssl_cert_reqs,
-        ssl_ciphers=args.ssl_ciphers,
-        h11_max_incomplete_event_size=args.h11_max_incomplete_event_size,
+        http=door.http_protocol(),
+        ws="none",
+        **exposed.tls(args),
         lifespan="off",  # each front end has its own
     )
     server: uvicorn.Server = NoSignalServer(uvicorn_config)

@@ -3,14 +3,20 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.types import ASGIApp
 
 from lockstep import health
+from lockstep.exposure import is_loopback
 from lockstep.status import StatusDocument
 from proxy.config import ProxyConfig
 from proxy.flow import Flow
 from proxy.live.app import PAGE_PATH, build_app
 from proxy.live.feed import Feed
+from proxy.security.guard import KeyGuard
+from proxy.security.key_source import KeySource
 
 logger = logging.getLogger(__name__)
 
@@ -19,18 +25,27 @@ _CLOSE_CONNECTIONS_S = 2
 
 @contextlib.asynccontextmanager
 async def serving(
-    config: ProxyConfig, flow: Flow, status: Callable[[], Awaitable[StatusDocument]]
+    config: ProxyConfig,
+    flow: Flow,
+    status: Callable[[], Awaitable[StatusDocument]],
+    keys: KeySource,
+    tls: Mapping[str, Any],
 ) -> AsyncIterator[None]:
-    """Serve while in the block, if there is an admin port; raises ConfigError for one that is in use."""
+    """Serve while in the block, if there is an admin port; raises ConfigError for one that is in use.
+
+    Others than this machine have to show an admin's key, where there are keys.
+    """
     if config.admin_port is None:
         yield
         return
     feed, stop = Feed(flow, status), asyncio.Event()
     with contextlib.closing(health.bind(config.admin_host, config.admin_port, "--admin-port")) as sock:
-        app = build_app(feed, config.admin_host)
+        app: ASGIApp = build_app(feed, config.admin_host)
+        if keys.configured and not is_loopback(config.admin_host):
+            app = KeyGuard(app, keys, flow.metrics.refused, admin_only=True)
         feeding = asyncio.create_task(feed.run(), name="live feed")
         answering = asyncio.create_task(
-            health.serve(app, sock, stop, _CLOSE_CONNECTIONS_S), name="admin port"
+            health.serve(app, sock, stop, _CLOSE_CONNECTIONS_S, tls), name="admin port"
         )
         logger.info("live page: http://%s:%d%s", *sock.getsockname()[:2], PAGE_PATH)
         try:

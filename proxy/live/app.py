@@ -1,4 +1,4 @@
-"""The HTTP app of the admin port: the live page, its events, and the status document."""
+"""The HTTP app of the admin port: the live page, its events, the status document, and the metrics."""
 
 import ipaddress
 from collections.abc import MutableMapping
@@ -8,12 +8,14 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 from starlette.middleware import Middleware
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lockstep import status as schema
 from lockstep.errors import UnavailableError
+from lockstep.exposure import is_loopback
 from proxy.live.event_stream import EventStream
 from proxy.live.feed import Feed
 
@@ -41,6 +43,10 @@ def build_app(feed: Feed, host: str) -> FastAPI:
     async def status() -> Response:
         return Response(msgspec.json.encode(await feed.status()), media_type="application/json")
 
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)
+
     @app.get(EVENTS_PATH)
     async def events() -> Response:
         try:
@@ -50,14 +56,6 @@ def build_app(feed: Feed, host: str) -> FastAPI:
 
     app.mount(PAGE_PATH, StaticFiles(directory=STATIC, html=True))
     return app
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address, or "localhost", is reached from this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class _Guard:

@@ -14,7 +14,7 @@ from kv_transfer.counters import KVCounters
 from lockstep import status
 from lockstep.bounce import Bounce
 from lockstep.node.metrics import NodeMetrics
-from proxy.metrics import OUTCOMES, AttemptReason, ProxyMetrics
+from proxy.metrics import OUTCOMES, AttemptReason, ProxyMetrics, Refusal
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 
@@ -90,6 +90,7 @@ def test_outcomes_and_reasons() -> None:
     """Each label value of the proxy's counters."""
     assert sorted(name for row in table("Proxy", "outcome") for name in named(row[0])) == sorted(OUTCOMES)
     assert [named(row[0])[0] for row in table("Proxy", "reason")] == list(AttemptReason)
+    assert sorted(name for row in table("Proxy", "refusal") for name in named(row[0])) == sorted(Refusal)
 
 
 def test_every_field_of_the_status_document() -> None:

@@ -14,9 +14,11 @@ import httpx
 from component.proxy.fake_node import FakeNode
 
 from proxy import arguments, server
+from proxy.admission import entrance
 from proxy.cluster import Cluster
 from proxy.engine_core_client import ClusterClient
 from proxy.front_end import FrontEnd
+from proxy.security import key_source
 from proxy.succession import FrontEnds
 
 PICO = str(Path(__file__).parents[3] / "models" / "pico")
@@ -64,16 +66,18 @@ async def running(prefill: list[FakeNode], decode: list[FakeNode], flags: list[s
         *flags,
     ]
     config, args = arguments.load(argv)
+    keys = key_source.take(config, args)
     sock = socket.create_server(("127.0.0.1", 0))
     port = sock.getsockname()[1]
     async with (
         server.sessions(config) as (cluster, client),
-        server.collecting(config, client.flow) as collector,
+        server.collecting(config, args, client.flow, keys) as collector,
     ):
         pair = await server.first_pair(cluster, client.flow, DEADLINE_S)
-        front_ends = FrontEnds(functools.partial(server.build, args, collector), client)
+        door = entrance.build(config, args, keys, client.flow)
+        front_ends = FrontEnds(functools.partial(server.build, args, collector, door), client)
         async with front_ends.serving(pair):
-            http_server = server.http_server(front_ends, args)
+            http_server = server.http_server(front_ends, args, door)
             serving = asyncio.create_task(http_server.serve(sockets=[sock]))
             await until(lambda: http_server.started, "the HTTP server starts")
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE_S) as http:

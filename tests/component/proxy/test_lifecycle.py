@@ -16,9 +16,12 @@ from component.proxy.fake_node import FakeNode, Wire
 from component.proxy.stack import PICO, Stack, until
 
 from lockstep import health
+from proxy import arguments
+from proxy.admission import entrance
 from proxy.cluster import Cluster
 from proxy.flow import Flow
 from proxy.routing import Ranks
+from proxy.security import key_source
 from proxy.server import answering_health
 
 ASK: dict[str, Any] = {"model": "pico", "prompt": "Some words to say.", "max_tokens": 30}
@@ -55,9 +58,10 @@ async def test_health_is_answered_before_there_is_a_pair() -> None:
     """An orchestrator sees a live proxy that is not ready, and why; the port then goes on listening."""
     with health.bind("127.0.0.1", 0, "--port") as sock:
         port = sock.getsockname()[1]
+        config, args = arguments.load(["--prefill", "h:1", "--decode", "h:2"])
         flow = Flow(Cluster(["h:1"], ["h:2"]), Ranks(None), request_timeout_s=10, max_attempts=8)
         async with (
-            answering_health(sock, flow),
+            answering_health(sock, entrance.build(config, args, key_source.take(config, args), flow)),
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http,
         ):
             assert (await http.get("/healthz")).status_code == 200
@@ -91,7 +95,8 @@ async def test_process_serves_and_stops_cleanly() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     nodes = ["--prefill", prefill.address, "--decode", decode.address]
-    async with process(*nodes, "--port", str(port), "--served-model-name", "pico") as proxy:
+    flags = ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "pico"]
+    async with process(*nodes, *flags) as proxy:
         reading = asyncio.create_task(proxy.stderr.read())
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=START_S) as http:
             await _ready(http, proxy)
@@ -104,7 +109,7 @@ async def test_process_serves_and_stops_cleanly() -> None:
         assert await asyncio.wait_for(proxy.wait(), 30) == 0
         assert not [child for child in children if child.is_running()]
         log = (await reading).decode()
-    assert "stop, prompt_tokens=" in log
+    assert "stop, key=- prompt_tokens=" in log
     assert "first_token_ms=" in log
     assert ASK["prompt"] not in log
     for node in (prefill, decode):

@@ -5,7 +5,6 @@ import time
 from typing import Any
 
 import msgspec
-import pytest
 from component.proxy.conftest import Start
 from component.proxy.fake_node import FakeNode, Wire
 from component.proxy.stack import PICO, Stack, until
@@ -224,12 +223,3 @@ async def test_time_to_first_token_has_the_wait_for_the_nodes(stack: Stack) -> N
     ttft_s = (await document(stack)).proxy.ttft_sum_s
     e2e_s = await sample(stack, "vllm:e2e_request_latency_seconds_sum")
     assert 0.2 <= ttft_s <= e2e_s - 0.1
-
-
-@pytest.mark.parametrize(
-    ("path", "status"), [("/v1/models", 401), ("/lockstep/status", 200), ("/health", 200), ("/metrics", 200)]
-)
-async def test_api_key_guards_it_no_more_than_vllms_own(start: Start, path: str, status: int) -> None:
-    """vLLM's key guards /v1 and its like; /health, /metrics and ours answer without."""
-    stack = await start("--api-key", "secret")
-    assert (await stack.http.get(path)).status_code == status

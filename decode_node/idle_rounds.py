@@ -62,7 +62,7 @@ class IdleRoundsWorkerMixin:
     _idle_rounds: IdleRounds | None = None
 
     def watch_idle_rounds(self, parallel_config: Any) -> None:
-        """Once the worker has its groups. A table on a device is left alone: reading it would wait for that."""
+        """Once the worker has its groups. A table on a device is left alone: to read it is to wait for it."""
         if parallel_config.data_parallel_size > 1 and parallel_config.disable_nccl_for_dp_synchronization:
             self._idle_rounds = IdleRounds()
             self._idle_rounds.watch()

@@ -9,6 +9,7 @@ from unit.deploy_metrics import promql
 from unit.deploy_metrics.promql import Selector
 
 from kv_transfer.counters import KVCounters
+from lockstep.errors import ERROR_CLASSES
 from lockstep.node.metrics import NodeMetrics
 from proxy.metrics import OUTCOMES, AttemptReason, HandOffOutcome, ProxyMetrics
 
@@ -146,6 +147,14 @@ def test_alerts_say_what_is_wrong_and_how_bad_it_is() -> None:
             OF_THE_SCRAPE, *(KNOWN[s.metric] for s in promql.selectors(alert["expr"]))
         )
         assert set(re.findall(r"\$labels\.(\w+)", " ".join(texts.values()))) <= kept, alert["alert"]
+
+
+def test_failed_requests_are_those_that_clients_did_not_cause() -> None:
+    """The alert leaves out exactly the errors of the 4xx kind."""
+    (alert,) = (alert for alert in promql.alerts() if alert["alert"] == "LockstepRequestsFail")
+    left_out = {value for s in promql.selectors(alert["expr"]) for _, how, value in s.matchers if how == "!~"}
+    theirs = {name for name in OUTCOMES if name in ERROR_CLASSES and ERROR_CLASSES[name].http_status < 500}
+    assert {name for value in left_out for name in value.split("|")} == theirs
 
 
 def test_alerts_are_documented() -> None:

@@ -116,6 +116,8 @@ class Attempt:
         return self._released()
 
     def _on_decode(self, output: EngineCoreOutput) -> list[EngineCoreOutput]:
+        if self._held and self._held[-1].finish_reason is not None:
+            return []  # nothing comes after an end
         self.end = attempt_end.decode_ended(output.finish_reason, output.stop_reason, self._kv_arrived)
         if self.end is not None:
             return []

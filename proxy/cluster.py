@@ -103,8 +103,8 @@ class Cluster:
 
     def suspect(self, address: str, reason: str) -> None:
         """The node does not step though it has work, which holds up its group; empty: it steps again."""
-        entry = self._entries[address]
-        if entry.suspect != reason:
+        entry = self._entries.get(address)  # None: forgotten meanwhile
+        if entry is not None and entry.suspect != reason:
             entry.suspect = reason
             self._judge()
 
@@ -143,10 +143,10 @@ class Cluster:
         """A prefill and a decode node that fit together, of what is served, if there is one."""
         return cluster_fit.first_pair(self._of(self.served)) if self.served else None
 
-    def spare_pair(self, without: Iterable[str]) -> bool:
-        """Whether a pair is left of what is served when these addresses are not used."""
-        left_out = set(without)
-        nodes = [n for n in self._usable if self.served and self.served.includes(n)]
+    def spare_pair(self, without: Iterable[str], served: Served | None = None) -> bool:
+        """Whether a pair is left of what a front end serves when these addresses are not used."""
+        left_out, served = set(without), served or self.served
+        nodes = [n for n in self._usable if served and served.includes(n)]
         return cluster_fit.first_pair([n for n in nodes if n.address not in left_out]) is not None
 
     def successor(self) -> tuple[Node, Node] | None:

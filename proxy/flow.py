@@ -25,6 +25,7 @@ from proxy.outlet import Outlet
 from proxy.routing import Ranks, decode_ranks
 from proxy.served import Served
 from proxy.session import NodeSession
+from proxy.suspicion import Suspicion
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class Flow:
         *,
         hand_off: bool = True,
         queue_limits: QueueLimits = _DEFAULT_QUEUE_LIMITS,
+        frozen_after_s: float = 5.0,
     ) -> None:
         self._cluster = cluster
         self._ranks = ranks
@@ -54,6 +56,7 @@ class Flow:
         self._in_flight = InFlight(
             self._dispatcher, self.metrics, self.journal, request_timeout_s, max_attempts, queue_limits
         )
+        self.suspicion = Suspicion(cluster, self._in_flight, frozen_after_s)
         self.request_timeout_s = request_timeout_s
         self.draining = False
         self.paired = asyncio.Event()
@@ -162,6 +165,7 @@ class Flow:
         self._dispatcher.opened(session, node.address)
         self._ranks.add(node)
         self.lanes.opened(node)
+        self.suspicion.steps.opened(node, time.monotonic())
         for load in loads:
             self._load(node.address, load)
         self._cluster.up(node)
@@ -171,14 +175,18 @@ class Flow:
 
     def node_down(self, address: str, reason: str) -> None:
         self._dispatcher.closed(address)
+        # The ranks of a group step together: the other nodes of it can do nothing without this one.
+        lost = self._cluster.group(address)
         self._cluster.down(address, reason)
         self._ranks.remove(address)
+        self.suspicion.steps.closed(address)
         for flight in self._in_flight.all():
             attempt = flight.attempt
-            role = attempt.role_at(address) if attempt else None
-            if attempt is not None and role is not None:
-                attempt.on_loss(role)
-                self._in_flight.try_again(flight)
+            roles = {attempt.role_at(member) for member in lost} if attempt is not None else set()
+            for role in roles:
+                if attempt is not None and role is not None:
+                    attempt.on_loss(role)
+            self._in_flight.try_again(flight)
         self._in_flight.pump()
 
     def frame(self, address: str, frame: pb.NodeFrame) -> None:
@@ -189,6 +197,7 @@ class Flow:
             self._load(address, frame.load)
         elif kind == "records":
             self.lanes.add(address, frame.records)
+            self.suspicion.steps.stepped(address, frame.records.rank, time.monotonic())
         elif kind == "error":
             self._error(address, frame.error)
         elif kind == "draining":
@@ -199,6 +208,7 @@ class Flow:
         outputs = codec.decode_outputs(step.outputs)
         now = time.monotonic()
         clock_offset_s = now - outputs.timestamp
+        self.suspicion.steps.stepped(address, step.rank, now)
         if step.HasField("load"):
             self._load(address, step.load)
         passed_on: dict[Outlet, list[EngineCoreOutput]] = {}
@@ -245,6 +255,7 @@ class Flow:
 
     def _load(self, address: str, load: pb.RankLoad) -> None:
         self._ranks.report(address, load.rank, load.num_running, load.num_waiting)
+        self.suspicion.steps.reported(address, load.rank, load.num_running, time.monotonic())
 
     def _error(self, address: str, error: pb.RequestError) -> None:
         flight = self._dispatcher.flight(error.request_id)

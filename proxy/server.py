@@ -123,13 +123,15 @@ async def sessions(config: ProxyConfig) -> AsyncIterator[tuple[Cluster, ClusterC
         config.max_attempts,
         hand_off=config.hand_off == "on",
         queue_limits=QueueLimits(config.max_queued_requests, config.queue_timeout_s),
+        frozen_after_s=config.frozen_after_s,
     )
 
     def open_session(address: str, role: Role) -> NodeSession:
         return NodeSession(address, role, ids.proxy_id, config.connect_timeout_s, flow, link)
 
     with flow.metrics.published(lambda: flow.num_queued, flow.not_ready_because):
-        async with Membership(flow, open_session).following(configured.fixed_nodes(config), sources):
+        following = Membership(flow, open_session).following(configured.fixed_nodes(config), sources)
+        async with flow.suspicion.watching(), following:
             yield cluster, ClusterClient(flow, ids)
 
 

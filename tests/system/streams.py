@@ -61,6 +61,21 @@ async def stream_completion(
     return result
 
 
+async def stream_or_error(
+    client: httpx.AsyncClient,
+    body: dict[str, Any],
+    into: Stream | None = None,
+    headers: dict[str, str] | None = None,
+) -> Stream:
+    """As `stream_completion`; an error that came as the answer's status is the stream's error."""
+    result = Stream() if into is None else into
+    try:
+        return await stream_completion(client, body, result, headers)
+    except httpx.HTTPStatusError as error:
+        result.error = {"code": error.response.status_code}
+        return result
+
+
 @contextlib.asynccontextmanager
 async def running_stream(
     client: httpx.AsyncClient, body: dict[str, Any], into: Stream, headers: dict[str, str] | None = None

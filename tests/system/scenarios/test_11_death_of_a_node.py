@@ -1,18 +1,17 @@
 """Scenario 11, and what attempts need of 10: a decode rank or a prefill node is killed under its requests."""
 
 import asyncio
-import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import psutil
 import pytest
-from system.harness import Node, Stack, run_stack, wait_until
+from system.harness import Node, Stack, run_stack
 from system.kv_checks import plain_request
 from system.scenarios.bodies import AT_THE_LIMIT, LONG, QUEUED
+from system.scenarios.processes import comes_back, ready, signal_engine
 from system.servers import run_node, run_proxy
 from system.streams import Stream, stream_completion
 from system.waiting import until
@@ -21,7 +20,6 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 NOTICED_S = 5.0
 """A dead engine shows on the node's readiness and in its requests' streams within this."""
-RESTART_S = 240.0
 
 
 @dataclass(frozen=True)
@@ -87,8 +85,8 @@ async def test_streams_go_on_at_the_other_node(
             timeout_s=60,
         )
         assert max(len(stream.token_ids) for stream in streams) < 600
-        _kill_engine(old, "DP1")
-        await until(lambda: not _ready(old), "the node is not ready", timeout_s=NOTICED_S)
+        signal_engine(old, signal.SIGKILL, "DP1")
+        await until(lambda: not ready(old), "the node is not ready", timeout_s=NOTICED_S)
         await asyncio.wait_for(alone, NOTICED_S)
         await asyncio.gather(*running)
     expected = scenario_reference["long"]["choices"][0]
@@ -100,7 +98,7 @@ async def test_streams_go_on_at_the_other_node(
         assert (stream.finish_reason, stream.error, stream.done) == ("length", None, True)
         assert stream.usage is not None
         assert stream.usage["completion_tokens"] == len(expected["token_ids"])
-    await _comes_back(cluster.stack, old)
+    await comes_back(cluster.stack, old)
     for rank in ("0", "1"):
         async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
             stream = await stream_completion(client, QUEUED[0], headers={"X-data-parallel-rank": rank})
@@ -121,36 +119,11 @@ async def test_prompts_go_to_the_other_prefill_node(
             lambda: any(old.metric("lockstep_requests_running").values()), "it computes", timeout_s=20
         )
         assert not all(task.done() for task in running.values())
-        _kill_engine(old, "EngineCore")
-        await until(lambda: not _ready(old), "the node is not ready", timeout_s=NOTICED_S)
+        signal_engine(old, signal.SIGKILL)
+        await until(lambda: not ready(old), "the node is not ready", timeout_s=NOTICED_S)
         streams = {room: await task for room, task in running.items()}
     for room, stream in streams.items():
         expected = scenario_reference[f"limit-{room}"]["choices"][0]
         assert (stream.token_ids, stream.finish_reason) == (expected["token_ids"], "length")
-    await _comes_back(cluster.stack, old)
+    await comes_back(cluster.stack, old)
     assert sum(cluster.second_prefill.by_rank("lockstep_kv_pushed_bytes_total").values()) > moved_before
-
-
-def _kill_engine(node: Node, name: str) -> None:
-    """The engine core process of a node whose title has `name`: vLLM titles it VLLM::EngineCore_DP<rank>."""
-    children = psutil.Process(node.pid).children(recursive=True)
-    (engine,) = (child for child in children if any(name in part for part in child.cmdline()))
-    os.kill(engine.pid, signal.SIGKILL)
-
-
-def _ready(node: Node) -> bool:
-    try:
-        return httpx.get(f"{node.http_url}/readyz", timeout=2).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-async def _comes_back(stack: Stack, old: Node) -> None:
-    """`lockstep up` has started the node again, and the proxy takes requests."""
-
-    def back() -> bool:
-        new = stack.node(old.role)
-        return new.pid != old.pid and _ready(new)
-
-    await asyncio.to_thread(wait_until, back, f"the {old.role} node is back", RESTART_S, 0.5)
-    await asyncio.to_thread(wait_until, lambda: _ready(stack.node("proxy")), "the proxy is ready", 30.0)

@@ -1,4 +1,4 @@
-"""Asks the service in this container whether it takes requests: exit status 0 if so, else 1 and one line why."""
+"""Asks the service in this container if it takes requests: exit status 0 if so, else 1 and one line why."""
 
 import sys
 import urllib.error

@@ -97,7 +97,8 @@ def _eagle3_target(vllm_config: VllmConfig) -> str:
         return ""
     return (
         f"--speculative-config: eagle3 needs the inner hidden states of the model, which vLLM's "
-        f"{target.__name__} does not give; add --model-impl transformers on both roles, or give method 'eagle'"
+        f"{target.__name__} does not give; add --model-impl transformers on both roles, "
+        "or give method 'eagle'"
     )
 
 

@@ -115,6 +115,7 @@ def test_push_scheduler_state() -> None:
         ("update_connector_output", ["self", "connector_output"]),
         ("has_pending_push_work", ["self"]),
         ("_stop_heartbeat", ["self", "req_id"]),
+        ("on_new_request", ["self", "request"]),
     ],
 )
 def test_push_scheduler_methods(name: str, expected: list[str]) -> None:
@@ -146,6 +147,7 @@ def test_metadata_is_extended_by_copying_its_fields() -> None:
     assert vars(stock).keys() >= {"push_registrations", "push_finished_blocks", "reqs_to_send"}
     assert vars(ours).keys() - vars(stock).keys() == {
         "cancels",
+        "questions",
         "tokens",
         "first_tokens",
         "chunks",

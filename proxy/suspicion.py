@@ -83,8 +83,10 @@ class Suspicion:
             attempt = flight.attempt
             if attempt is None or not self._cluster.spare_pair(left, flight.outlet.served):
                 continue
-            for load, role in ((attempt.prefill, "prefill"), (attempt.decode, "decode")):
-                pinned = role == "decode" and flight.request.data_parallel_rank is not None
-                if load.node.address in left and not pinned:
-                    attempt.on_loss(role)
+            if attempt.prefill.node.address in left:
+                attempt.on_loss("prefill")
+            # The client asked for this very rank.
+            pinned = flight.request.data_parallel_rank is not None
+            if attempt.decode.node.address in left and not pinned:
+                attempt.on_loss("decode")
             self._in_flight.try_again(flight)

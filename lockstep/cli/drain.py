@@ -24,7 +24,7 @@ def drain_nodes(nodes: Sequence[str], timeout_s: float | None, say: Say) -> bool
     Hosts of one group are to be drained together: each waits for the requests of the others. The nodes are
     shown the credentials that a proxy in this environment would show. Raises ConfigError.
     """
-    credentials = of_caller(CallerConfig())
+    credentials = of_caller(CallerConfig.load([], "lockstep drain", "")[0])
     addresses = [_address(node) for node in nodes]
 
     async def all_of_them() -> list[bool]:

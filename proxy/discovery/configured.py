@@ -3,6 +3,8 @@
 from proxy.discovery.addresses import split_list
 from proxy.discovery.config import DiscoveryConfig
 from proxy.discovery.dns import Names
+from proxy.discovery.endpoint_slices import EndpointSlices
+from proxy.discovery.kubernetes_api import Access
 from proxy.discovery.nodes_file import NodesFile
 from proxy.discovery.source import Nodes, Source
 from proxy.nodes import Role
@@ -23,4 +25,9 @@ def sources(config: DiscoveryConfig) -> list[Source]:
     for role, value in names.items():
         if value:
             found.append(Names(role, split_list(value), config.discovery_interval_s))
+    selectors: dict[Role, str] = {"prefill": config.prefill_k8s, "decode": config.decode_k8s}
+    for role, selector in selectors.items():
+        if selector:
+            access = Access.of_pod(config.k8s_api_url, config.k8s_credentials_dir, config.k8s_namespace)
+            found.append(EndpointSlices(role, selector, config.k8s_port_name, access))
     return found

@@ -25,7 +25,9 @@ async def system_resolve(host: str, port: int) -> list[str]:
     A pod of a dual-stack cluster has an address of each family, and would be two nodes.
     """
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    by_family = {family: [i[4][0] for i in found if i[0] == family] for family in (info[0] for info in found)}
+    by_family: dict[int, list[str]] = {}
+    for family, _, _, _, address in found:
+        by_family.setdefault(family, []).append(str(address[0]))
     return by_family.get(socket.AF_INET) or by_family.get(socket.AF_INET6) or []
 
 

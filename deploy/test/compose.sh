@@ -2,7 +2,7 @@
 # Runs compose.yaml in real containers, with podman and podman-compose, as root: builds the images, waits until all is
 # healthy, streams an answer through the published port, kills prefill in the middle of a stream, and takes all down.
 #
-#     deploy/test/compose.sh [--build-only]
+#     deploy/test/compose.sh [--build-only | --no-build]
 #
 # Exit status 77, with the reason on the last line, where that cannot be done here. Needs podman (4.3 or later), runc,
 # the CNI plugins with dnsname, iptables, curl, and podman-compose (from Python's index). Images come from their
@@ -76,13 +76,14 @@ if ! have "$base"; then
 fi
 
 say "packages of requirements/cpu.lock.txt"
-if ! cmp --quiet requirements/cpu.lock.txt "$WORK/wheels/lock"; then
+if [ "${1:-}" != --no-build ] && ! cmp --quiet requirements/cpu.lock.txt "$WORK/wheels/lock"; then
     "$PYTHON" -m pip download --quiet --no-deps -d "$WORK/wheels" -r requirements/cpu.lock.txt 2> "$WORK/logs/pip" \
         || { tail -n 5 "$WORK/logs/pip" >&2; die "pip download failed"; }
     cp requirements/cpu.lock.txt "$WORK/wheels/lock"
 fi
 
 for target in node-cpu proxy; do
+    if [ "${1:-}" = --no-build ] && podman image exists "localhost/lockstep-$target:$TAG"; then continue; fi
     say "image lockstep-$target"
     build -v "$WORK/wheels:/wheels:ro" --build-arg PIP_ARGS="--no-index --find-links /wheels" \
         -f deploy/images/Dockerfile --target "$target" -t "localhost/lockstep-$target:$TAG" .
@@ -165,7 +166,7 @@ say "an answer through the published port"
 stream "$TOKENS" "$WORK/whole"
 complete "$TOKENS" "$WORK/whole"
 echo "$(grep -c '^data: ' "$WORK/whole") events, $TOKENS tokens, finish_reason length, [DONE]"
-text "$WORK/whole" | head -n 3
+text "$WORK/whole" | sed -n 1,4p
 
 say "prefill killed in the middle of a stream"
 stream "$TOKENS" "$WORK/broken" &

@@ -7,6 +7,9 @@ from typing import Any
 
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp
+from vllm.entrypoints.launchers.utils.constants import (
+    H11_MAX_INCOMPLETE_EVENT_SIZE_DEFAULT as VLLM_HEAD_BYTES,
+)
 
 from proxy.admission.accounts import Accounts
 from proxy.admission.config import AdmissionConfig
@@ -18,9 +21,10 @@ from proxy.security.headers import HeaderCheck
 from proxy.security.key_source import KeySource
 
 HEAD_BYTES = 64 * 1024
-"""Unless --h11-max-incomplete-event-size says otherwise."""
+"""Unless --h11-max-incomplete-event-size says otherwise; vLLM's own default would be 4 MiB a connection."""
 
 _HELD_BODIES = 16
+_DISCARDED_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +71,15 @@ class Entrance:
 
 def build(config: AdmissionConfig, args: Namespace, keys: KeySource, flow: Flow) -> Entrance:
     """`args` are vLLM's."""
+    head_bytes = args.h11_max_incomplete_event_size or VLLM_HEAD_BYTES
     return Entrance(
         keys,
         Accounts(config.key_max_requests, config.key_tokens_per_minute),
         Bodies(config.max_body_bytes, _HELD_BODIES * config.max_body_bytes),
         ClientLimits(
             stall_s=config.slow_client_timeout_s,
-            head_bytes=args.h11_max_incomplete_event_size or HEAD_BYTES,
-            body_bytes=config.max_body_bytes,
+            head_bytes=HEAD_BYTES if head_bytes == VLLM_HEAD_BYTES else head_bytes,
+            discarded_bytes=config.max_body_bytes + _DISCARDED_BYTES,
             stalled=flow.metrics.refused,
         ),
         flow,

@@ -17,7 +17,7 @@ from proxy.metrics import Refusal
 _LEAST_BODY_BYTES = 16 * 1024
 """A body has to grow by so much in each stretch of time, or end."""
 
-_TOO_LARGE_HEAD = (
+TOO_LARGE_HEAD = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 )
 
@@ -26,13 +26,13 @@ _TOO_LARGE_HEAD = (
 class ClientLimits:
     """`stall_s`: how long a client may take for a request's head, and may leave what it is sent unread.
 
-    `body_bytes`: what may come of a body after its request has been answered. `stalled` is told why a client
-    was cut off.
+    `discarded_bytes`: what may come of a body after its request has been answered, so that a client that is
+    still sending sees the answer. `stalled` is told why a client was cut off.
     """
 
     stall_s: float
     head_bytes: int
-    body_bytes: int
+    discarded_bytes: int
     stalled: Callable[[Refusal], None]
 
 
@@ -65,7 +65,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().data_received(data)
         if self._in_head and self._head_bytes > self._limits.head_bytes and not self.transport.is_closing():
             self._limits.stalled(Refusal.LARGE_HEAD)
-            self.transport.write(_TOO_LARGE_HEAD)
+            self.transport.write(TOO_LARGE_HEAD)
             self.transport.close()
 
     def on_message_begin(self) -> None:
@@ -84,7 +84,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._body_bytes += len(body)
         if self.cycle.response_complete:
             self._discarded_bytes += len(body)
-            if self._discarded_bytes > self._limits.body_bytes:
+            if self._discarded_bytes > self._limits.discarded_bytes:
                 self.transport.abort()
         super().on_body(body)
 

@@ -33,7 +33,8 @@ async def serving(
 ) -> AsyncIterator[None]:
     """Serve while in the block, if there is an admin port; raises ConfigError for one that is in use.
 
-    Others than this machine have to show an admin's key, where there are keys.
+    Others than this machine have to show an admin's key, where there are keys, and come over TLS, where there
+    is a certificate.
     """
     if config.admin_port is None:
         yield
@@ -41,13 +42,16 @@ async def serving(
     feed, stop = Feed(flow, status), asyncio.Event()
     with contextlib.closing(health.bind(config.admin_host, config.admin_port, "--admin-port")) as sock:
         app: ASGIApp = build_app(feed, config.admin_host)
-        if keys.configured and not is_loopback(config.admin_host):
+        if is_loopback(config.admin_host):
+            tls = health.NO_TLS
+        elif keys.configured:
             app = KeyGuard(app, keys, flow.metrics.refused, admin_only=True)
         feeding = asyncio.create_task(feed.run(), name="live feed")
         answering = asyncio.create_task(
             health.serve(app, sock, stop, _CLOSE_CONNECTIONS_S, tls), name="admin port"
         )
-        logger.info("live page: http://%s:%d%s", *sock.getsockname()[:2], PAGE_PATH)
+        scheme = "https" if tls.get("ssl_certfile") else "http"
+        logger.info("live page: %s://%s:%d%s", scheme, *sock.getsockname()[:2], PAGE_PATH)
         try:
             yield
         finally:

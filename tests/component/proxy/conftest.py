@@ -24,6 +24,7 @@ async def start() -> AsyncIterator[Start]:
             *flags: str,
             prefill: list[FakeNode] | None = None,
             decode: list[FakeNode] | None = None,
+            send_buffer_bytes: int | None = None,
         ) -> Stack:
             wire = Wire()
             prefill = prefill or [FakeNode("prefill", wire, PICO)]
@@ -31,7 +32,7 @@ async def start() -> AsyncIterator[Start]:
             for node in (*prefill, *decode):
                 await node.start()
                 opened.push_async_callback(node.stop)
-            return await opened.enter_async_context(running(prefill, decode, list(flags)))
+            return await opened.enter_async_context(running(prefill, decode, list(flags), send_buffer_bytes))
 
         yield begin
 

@@ -56,8 +56,13 @@ async def until(condition: Callable[[], object], what: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(prefill: list[FakeNode], decode: list[FakeNode], flags: list[str]) -> AsyncIterator[Stack]:
-    """Start the proxy as `python -m proxy` does, on a free port."""
+async def running(
+    prefill: list[FakeNode], decode: list[FakeNode], flags: list[str], send_buffer_bytes: int | None = None
+) -> AsyncIterator[Stack]:
+    """Start the proxy as `python -m proxy` does, on a free port.
+
+    `send_buffer_bytes`: what the kernel takes of each answer that is not read.
+    """
     argv = [
         *("--prefill", ",".join(node.address for node in prefill)),
         *("--decode", ",".join(node.address for node in decode)),
@@ -68,7 +73,10 @@ async def running(prefill: list[FakeNode], decode: list[FakeNode], flags: list[s
     config, args = arguments.load(argv)
     keys = key_source.take(config, args)
     sock = socket.create_server(("127.0.0.1", 0))
+    if send_buffer_bytes is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
     port = sock.getsockname()[1]
+    scheme = "https" if args.ssl_certfile else "http"
     async with (
         server.sessions(config) as (cluster, client),
         server.collecting(config, args, client.flow, keys) as collector,
@@ -80,11 +88,20 @@ async def running(prefill: list[FakeNode], decode: list[FakeNode], flags: list[s
             http_server = server.http_server(front_ends, args, door)
             serving = asyncio.create_task(http_server.serve(sockets=[sock]))
             await until(lambda: http_server.started, "the HTTP server starts")
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE_S) as http:
+            async with httpx.AsyncClient(
+                base_url=f"{scheme}://127.0.0.1:{port}", timeout=DEADLINE_S, verify=False
+            ) as http:
                 yield Stack(prefill, decode, cluster, client, front_ends, http)
             await client.flow.drain(0)
             http_server.should_exit = True
             await serving
+
+
+def refusals(stack: Stack) -> dict[str, float]:
+    """What the proxy has turned away so far, by why; reasons that did not occur are left out."""
+    (family,) = stack.client.flow.metrics.refusals.collect()
+    counted = {s.labels["reason"]: s.value for s in family.samples if s.name.endswith("_total")}
+    return {reason: count for reason, count in counted.items() if count}
 
 
 async def events(stack: Stack, path: str, body: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:

@@ -83,7 +83,7 @@ async def test_every_panel_has_data(stack: Stack, tmp_path: Path) -> None:
     """While requests run; the figures are of both ranks and all in the full graph, and no alert fires."""
     bodies = [
         completion_body(prompt, max_tokens=96, ignore_eos=True)
-        for prompt in prompts([20, 130, 300, 64, 40, 260] * 4, seed=90)
+        for prompt in prompts([20, 130, 300, 64, 40, 260] * 2, seed=90)
     ]
     with prometheus(stack, tmp_path) as http:
         wait_until(lambda: len(query(http, "up == 1")) == 3, "all three are scraped", START_S)

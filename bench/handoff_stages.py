@@ -38,23 +38,35 @@ class HandOver:
 
 def read(directory: Path, count: int) -> list[HandOver]:
     """The last `count` hand-overs, in the order of their first tokens."""
+    prefills: dict[str, dict[str, float]] = {}
+    whole: list[HandOver] = []
+    engines = [_read_engine(path) for path in directory.glob("*.jsonl")]
+    for at, _ in engines:
+        prefills |= {request_id: times for request_id, times in at.items() if "sampled" in times}
+    for at, steps in engines:
+        for request_id, times in at.items():
+            if "admitted" in times and request_id in prefills:  # both engines have a first step of it
+                known = {stage: prefills[request_id].get(stage) for stage in STAGES[:4]} | {
+                    stage: times.get(stage) for stage in STAGES[4:]
+                }
+                if None not in known.values():
+                    whole.append(HandOver(known, _waited(known, steps)))
+    return sorted(whole, key=lambda one: one.at["sampled"])[-count:]
+
+
+def _read_engine(path: Path) -> tuple[dict[str, dict[str, float]], list[tuple[float, float]]]:
+    """One process: times by request and stage, and the steps with rows."""
     at: dict[str, dict[str, float]] = defaultdict(dict)
-    steps: dict[str, list[tuple[float, float]]] = {}  # of the engine that admitted the request
-    for path in directory.glob("*.jsonl"):
-        ran: list[tuple[float, float]] = []
-        for line in path.read_text().splitlines():
-            stage, *rest = json.loads(line)
-            if stage == "ran":
-                dummy, start, end = rest
-                ran += [] if dummy else [(start, end)]
-                continue
+    steps: list[tuple[float, float]] = []
+    for line in path.read_text().splitlines():
+        stage, *rest = json.loads(line)
+        if stage == "ran":
+            dummy, start, end = rest
+            steps += [] if dummy else [(start, end)]
+        else:
             request_id, when = rest
             at[request_id][stage] = when  # a request is staged, posted and written by chunks: the last counts
-            if stage == "admitted":
-                steps[request_id] = ran
-    whole = [request_id for request_id, times in at.items() if set(STAGES) <= times.keys()]
-    whole.sort(key=lambda request_id: at[request_id]["sampled"])
-    return [HandOver(at[id_], _waited(at[id_], steps[id_])) for id_ in whole[-count:]]
+    return at, steps
 
 
 def _waited(times: dict[str, float], steps: Iterable[tuple[float, float]]) -> float:

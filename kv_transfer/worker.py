@@ -4,6 +4,7 @@ What is sent and received happens on the writer thread (vLLM's `nixl-push-writer
 """
 
 import queue
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -29,6 +30,8 @@ from kv_transfer.stats import CountingStats
 from kv_transfer.writer import HEARTBEAT_PREFIX, PushWriter, drain, prefill_peer
 
 logger = init_logger(__name__)
+
+_SWITCH_S = 0.0005
 
 
 class LockstepPushWorker(HandOffWorker, NixlPushConnectorWorker):
@@ -76,6 +79,8 @@ class LockstepPushWorker(HandOffWorker, NixlPushConnectorWorker):
     def on_news(self, wake: Callable[[], None]) -> None:
         """Call `wake`, on any thread, after each piece of news."""
         self._writer.on_news = wake
+        # Python lets a thread that computes keep the others waiting for 5 ms, and the writer is one of them.
+        sys.setswitchinterval(_SWITCH_S)
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         super().register_kv_caches(kv_caches)

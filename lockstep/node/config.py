@@ -51,7 +51,7 @@ class NodeConfig(LinkConfig):
         "drains and ends with an error, so that its supervisor starts it anew",
     )
     park: Literal["on", "off"] = Field(
-        "off",
+        "on",
         description="off: engines that only wait for KV go on stepping, as vLLM's do; for comparison",
     )
     warmup_timeout_s: float = Field(300.0, gt=0, description="deadline of the warm-up requests before ready")

@@ -44,7 +44,7 @@ from proxy.live import admin_port
 from proxy.nodes import Node, Role
 from proxy.rank_header import RankHeader
 from proxy.routing import Ranks
-from proxy.security import exposed
+from proxy.security import certificates, exposed
 from proxy.security.key_source import KeySource
 from proxy.session import NodeSession
 from proxy.succession import FrontEnds
@@ -211,7 +211,8 @@ async def _serve_pair(
         host, port = sock.getsockname()[:2]
         logger.info("listening on %s:%d", host, port)
         try:
-            await _unless_stopped(stop, _ended(serving))
+            with certificates.refreshed(server.config, args):
+                await _unless_stopped(stop, _ended(serving))
             logger.info("draining for at most %g s", config.drain_timeout_s)
             await client.flow.drain(config.drain_timeout_s)
         finally:

@@ -21,7 +21,8 @@ def examine_cluster(
     the like), a proxy the key of `key_file`. Raises UnavailableError for a proxy that does not answer,
     InternalError for one of another version, ConfigError for a file that cannot be used.
     """
-    credentials = of_caller(CallerConfig())
+    config, _ = CallerConfig.load((), "lockstep doctor", "")
+    credentials = of_caller(config)
     document = None
     if url:
         try:

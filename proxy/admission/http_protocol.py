@@ -129,6 +129,6 @@ class BoundedHttp(HttpToolsProtocol):
         if self.transport.get_write_buffer_size():
             self._cut_off(Refusal.SLOW_READER)
 
-    def _cut_off(self, why: str) -> None:
+    def _cut_off(self, why: Refusal) -> None:
         self._limits.stalled(why)
         self.transport.abort()

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.anthropic.api_router import translate_error_response
 from vllm.entrypoints.anthropic.serving import wrap_data_with_event
-from vllm.entrypoints.generate.base.serving import GenerateBaseServing
+from vllm.entrypoints.generate.base.serving import PRIORITY_HEADER, GenerateBaseServing
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
@@ -39,8 +39,10 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollec
 from vllm.v1.metrics.stats import IterationStats, LoRARequestStates, PrefillStats, RequestStateStats
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 
+from proxy.admission.config import AdmissionConfig
 from proxy.engine_core_client import ClusterClient
 from proxy.rank_header import HEADER
+from proxy.security.key_source import take
 
 SERVING_METHODS = {
     "get_supported_tasks_async",
@@ -320,3 +322,24 @@ def test_engine_args_make_a_config_without_an_engine() -> None:
     assert {"model", "tokenizer", "speculative_config"} <= {
         f.name for f in dataclasses.fields(AsyncEngineArgs)
     }
+
+
+def test_vllm_asks_for_no_key_once_its_own_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its check knows no other keys than these, so it has to stay out where ours are asked for."""
+    monkeypatch.setenv("VLLM_API_KEY", "of the variable")
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(["--api-key", "of the flag"])
+    assert "AuthenticationMiddleware" in _middleware(args)
+    take(AdmissionConfig(), args)
+    assert "AuthenticationMiddleware" not in _middleware(args)
+
+
+def _middleware(args: Any) -> list[str]:
+    app = build_app(args, ("generate",), None)
+    return [middleware.cls.__name__ for middleware in app.user_middleware]
+
+
+def test_priority_comes_by_header_and_keyword() -> None:
+    """The header goes before the field; both reach the front end as a keyword that it may change."""
+    assert PRIORITY_HEADER == "X-Vllm-Priority"
+    assert inspect.signature(AsyncLLM.add_request).parameters["priority"].default == 0
+    assert "priority=priority" in inspect.getsource(AsyncLLM.generate)

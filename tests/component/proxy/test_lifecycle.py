@@ -130,7 +130,7 @@ async def _ready(http: httpx.AsyncClient, proxy: asyncio.subprocess.Process) -> 
     ("flags", "message"),
     [
         (["--prefill", "nowhere", "--decode", "h:1"], "--prefill: Value error, 'nowhere' is not HOST:PORT"),
-        (["--prefill", "h:1"], "--decode: Field required"),
+        (["--prefill", "h:1"], "--decode: nothing says where the decode nodes are"),
         (["--prefill", "h:1", "--decode", "h:2", "--max-model-len", "5"], "--max-model-len: the nodes say"),
     ],
 )

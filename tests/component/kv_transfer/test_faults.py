@@ -182,7 +182,7 @@ def test_cancel_is_repeated_until_it_is_answered(pair: Pair, side: str, kind: ty
     assert pair.decode.counters["quarantined_blocks"] == 0
 
 
-@pytest.mark.parametrize("who", ["nobody", "another engine"])
+@pytest.mark.parametrize("who", [pytest.param("nobody", marks=pytest.mark.full), "another engine"])
 def test_prefill_that_is_not_at_its_address(who: str) -> None:
     """The handshake fails: nothing was registered, so the blocks are back at once."""
     with closing(Pair(40, {})) as pair:
@@ -213,6 +213,7 @@ def test_registration_of_another_attempt_fails_at_once(pair: Pair) -> None:
     fails(pair, request, "token_mismatch", DEADLINE_S / 2)
 
 
+@pytest.mark.full
 def test_decode_that_prefill_cannot_reach_ends_at_the_deadline(pair: Pair) -> None:
     """The registration names a port where nobody listens; neither KV nor notices arrive by it."""
     connector: Any = pair.decode.scheduler.connector

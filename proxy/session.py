@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 import grpc.aio
+from vllm.version import __version__ as VLLM_VERSION  # noqa: N812
 
 from lockstep.rpc.channel import PROTOCOL_VERSION, connect
 from lockstep.rpc.credentials import NO_CREDENTIALS, Credentials
@@ -131,6 +132,12 @@ class NodeSession:
             raise _NotReadyError(f"{REFUSED}{error}") from error
         if node.role != self._role:
             raise _NotReadyError(f"{REFUSED}it is a {node.role} node, but listed under --{self._role}")
+        if _release(description.vllm_version) != _release(VLLM_VERSION):
+            # vLLM's own structs travel in the session, and have other fields in another version.
+            raise _NotReadyError(
+                f"{REFUSED}it runs vLLM {description.vllm_version}, this proxy {VLLM_VERSION}; "
+                "it needs proxies of its version"
+            )
         if not description.ready:
             raise _NotReadyError("it is warming up")
         return node
@@ -173,6 +180,11 @@ class NodeSession:
             logger.warning("%s node %s: %s", self._role, self.address, reason)
             self._last_reason = reason
         self._events.node_down(self.address, reason)
+
+
+def _release(version: str) -> str:
+    """Without the part that tells builds of one version apart."""
+    return version.partition("+")[0]
 
 
 async def _frames(outgoing: "asyncio.Queue[pb.ProxyFrame | None]") -> AsyncIterator[pb.ProxyFrame]:

@@ -83,6 +83,7 @@ async def test_start_without_a_pair_says_why(caplog: pytest.LogCaptureFixture) -
     [
         ("prefill", {"protocol_version": 99}, "it speaks protocol version 99"),
         ("prefill", {"ready": False}, "it is warming up"),
+        ("prefill", {"vllm_version": "0.33.0"}, "it runs vLLM 0.33.0, this proxy 0.32"),
         ("decode", {}, "it is a decode node, but listed under --prefill"),
     ],
 )

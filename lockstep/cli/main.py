@@ -56,7 +56,13 @@ def up(
         ),
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the OpenAI endpoint.")] = 8000,
-    host: Annotated[str, typer.Option(help="Address the OpenAI endpoint listens on.")] = "127.0.0.1",
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address the OpenAI endpoint listens on; others than 127.0.0.1 want API keys "
+            "(LOCKSTEP_API_KEY_FILE) or --proxy-arg=--insecure-bind."
+        ),
+    ] = "127.0.0.1",
     served_model_name: Annotated[
         str | None, typer.Option(help="Name clients ask for; the directory's name if not given.")
     ] = None,

@@ -116,6 +116,14 @@ async def test_process_serves_and_stops_cleanly() -> None:
         await node.stop()
 
 
+async def test_process_that_others_reach_asks_for_keys_or_does_not_start() -> None:
+    """vLLM's default is every address. The last line says what to give."""
+    async with process("--prefill", "127.0.0.1:1", "--decode", "127.0.0.1:2") as proxy:
+        _, log = await asyncio.wait_for(proxy.communicate(), START_S)
+    assert proxy.returncode == 2
+    assert log.decode().splitlines()[-1].startswith("lockstep proxy: --host: every address can be reached")
+
+
 async def _ready(http: httpx.AsyncClient, proxy: asyncio.subprocess.Process) -> None:
     async with asyncio.timeout(START_S):
         while proxy.returncode is None:

@@ -142,12 +142,12 @@ async def test_body_that_does_not_go_on(impatient: Stack) -> None:
 
 async def test_slow_answers_and_idle_connections_are_nobodys_fault(impatient: Stack) -> None:
     """A client may wait for longer than it may keep others waiting, also between two requests."""
-    impatient.decode[0].set.delay_s = 1.5 * STALL_S
+    impatient.decode[0].set.delay_s = 1.2 * STALL_S
     body = json.dumps({**ASK, "stream": True}).encode()
     async with connection(impatient) as (reader, writer), asyncio.timeout(DEADLINE_S):
         for _ in range(2):
             writer.write(request(body, Content_Length=str(len(body))))
             assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
             await reader.readuntil(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-            await asyncio.sleep(1.5 * STALL_S)
+            await asyncio.sleep(1.2 * STALL_S)
     assert refusals(impatient) == {}

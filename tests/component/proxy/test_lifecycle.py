@@ -116,6 +116,7 @@ async def test_process_serves_and_stops_cleanly() -> None:
         await node.stop()
 
 
+@pytest.mark.full
 async def test_process_that_others_reach_asks_for_keys_or_does_not_start() -> None:
     """vLLM's default is every address. The last line says what to give."""
     async with process("--prefill", "127.0.0.1:1", "--decode", "127.0.0.1:2") as proxy:

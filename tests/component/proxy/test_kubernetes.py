@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,6 +16,13 @@ from proxy import arguments, server
 from proxy.discovery.endpoint_slices import EndpointSlices
 from proxy.discovery.kubernetes_api import Access
 from proxy.discovery.source import Nodes
+
+
+@pytest.fixture(autouse=True)
+def captured(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The log of the proxy, whatever a service that ran in this process has made of the loggers."""
+    monkeypatch.setattr(logging.getLogger("proxy"), "propagate", True)
+    caplog.set_level(logging.INFO, logger="proxy")
 
 
 @pytest.fixture

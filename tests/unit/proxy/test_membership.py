@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from typing import Never
 
@@ -12,6 +13,13 @@ from proxy.discovery.source import Nodes, Report
 from proxy.nodes import Role
 
 DEADLINE_S = 5.0
+
+
+@pytest.fixture(autouse=True)
+def captured(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The log of the proxy, whatever a service that ran in this process has made of the loggers."""
+    monkeypatch.setattr(logging.getLogger("proxy"), "propagate", True)
+    caplog.set_level(logging.INFO, logger="proxy")
 
 
 class Pushed:

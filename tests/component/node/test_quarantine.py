@@ -26,6 +26,7 @@ class EngineCores:
     """Stands for one engine process with 100 KV blocks; it has no output."""
 
     num_ranks, dead, global_ranks = 1, False, (0,)
+    has_peers_elsewhere = False
 
     def __init__(self) -> None:
         self.quarantined_blocks = 0

@@ -174,6 +174,15 @@ class Cluster:
             for address, entry in self._entries.items()
         ]
 
+    def count(self, role: str, state: str) -> int:
+        """Listed nodes in a state; suspects are not among those that stand aside."""
+        states = [
+            "suspect" if entry.live and entry.suspect and not entry.refusal else self._state(entry)[0]
+            for entry in self._entries.values()
+            if entry.role == role
+        ]
+        return states.count(state)
+
     def _state(self, entry: _Entry) -> tuple[NodeState, str]:
         if not entry.live:
             refused = entry.state.startswith(REFUSED)

@@ -1,6 +1,8 @@
 """The Prometheus metrics of the proxy; their one definition."""
 
 import contextlib
+import functools
+import itertools
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 
@@ -98,6 +100,10 @@ class Refusal(StrEnum):
     """The client did not read its answer."""
 
 
+ROLES = ("prefill", "decode")
+NODE_STATES = ("live", "aside", "suspect", "away", "refused")
+
+
 class ProxyMetrics:
     """Counters of one proxy process. Nothing is counted per token: at most once per choice and event."""
 
@@ -140,6 +146,12 @@ class ProxyMetrics:
         )
         self.ready = Gauge(
             "lockstep_proxy_ready", "1 while requests are taken, as /readyz says.", registry=self.registry
+        )
+        self.nodes = Gauge(
+            "lockstep_proxy_nodes",
+            "Listed nodes by what they are to this proxy.",
+            ["role", "state"],
+            registry=self.registry,
         )
         self.hand_offs = Counter(
             "lockstep_proxy_hand_offs",
@@ -192,7 +204,10 @@ class ProxyMetrics:
 
     @contextlib.contextmanager
     def published(
-        self, num_queued: Callable[[], int], not_ready_because: Callable[[], str]
+        self,
+        num_queued: Callable[[], int],
+        not_ready_because: Callable[[], str],
+        num_nodes: Callable[[str, str], int],
     ) -> Iterator[None]:
         """Show these metrics beside vLLM's, which are in prometheus_client's default registry.
 
@@ -201,6 +216,8 @@ class ProxyMetrics:
         """
         self.requests_queued.set_function(num_queued)
         self.ready.set_function(lambda: not not_ready_because())
+        for role, state in itertools.product(ROLES, NODE_STATES):
+            self.nodes.labels(role, state).set_function(functools.partial(num_nodes, role, state))
         REGISTRY.register(self.registry)
         try:
             yield

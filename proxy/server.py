@@ -129,7 +129,7 @@ async def sessions(config: ProxyConfig) -> AsyncIterator[tuple[Cluster, ClusterC
     def open_session(address: str, role: Role) -> NodeSession:
         return NodeSession(address, role, ids.proxy_id, config.connect_timeout_s, flow, link)
 
-    with flow.metrics.published(lambda: flow.num_queued, flow.not_ready_because):
+    with flow.metrics.published(lambda: flow.num_queued, flow.not_ready_because, cluster.count):
         following = Membership(flow, open_session).following(configured.fixed_nodes(config), sources)
         async with flow.suspicion.watching(), following:
             yield cluster, ClusterClient(flow, ids)

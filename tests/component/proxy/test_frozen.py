@@ -70,6 +70,9 @@ async def test_last_group_is_waited_for(start: Start) -> None:
     decode.set.pause_after_tokens = 2
     answer = ask(stack)
     await until(lambda: stack.cluster.listed()[1].state == "aside", "it is suspect")
+    shown = (await stack.http.get("/metrics")).text
+    assert 'lockstep_proxy_nodes{role="decode",state="suspect"} 1.0' in shown
+    assert 'lockstep_proxy_nodes{role="prefill",state="live"} 1.0' in shown
     assert (await stack.http.get("/readyz")).status_code == 200
     assert not answer.done()
     decode.set.go.set()

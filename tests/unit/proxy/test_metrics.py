@@ -49,7 +49,13 @@ def test_published_beside_vllms_metrics_and_taken_back() -> None:
     """In the registry that vLLM serves, the queue as it is when asked; another proxy may follow."""
     for length in (3, 5):
         proxy = ProxyMetrics()
-        with proxy.published(lambda length=length: length, lambda length=length: "draining" * (length > 3)):
+        with proxy.published(
+            lambda length=length: length,
+            lambda length=length: "draining" * (length > 3),
+            lambda role, state, length=length: length if (role, state) == ("decode", "away") else 0,
+        ):
+            away = {"role": "decode", "state": "away"}
+            assert REGISTRY.get_sample_value("lockstep_proxy_nodes", away) == length
             proxy.ended("stop", 1)
             assert REGISTRY.get_sample_value("lockstep_proxy_requests_queued") == length
             assert REGISTRY.get_sample_value("lockstep_proxy_requests_total", {"outcome": "stop"}) == 1

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-STAGES = ("sampled", "staged", "posted", "written", "seen", "admitted", "first_step", "first_token")
+PREFILL = ("sampled", "staged", "posting", "posted", "written", "telling", "told")
+DECODE = ("seen", "admitted", "first_step", "first_token")
+STAGES = PREFILL + DECODE
 """As `observer/stages_plugin.py` notes them."""
 
 ROWS = (
@@ -15,6 +17,7 @@ ROWS = (
     "staged to write posted",
     "wire: write",
     "write done to looked at",
+    "looked at to notice sent",
     "wire: notice",
     "notice there to seen",
     "waited for the running step",
@@ -46,12 +49,14 @@ def read(directory: Path, count: int) -> list[HandOver]:
     for at, steps in engines:
         for request_id, times in at.items():
             if "admitted" in times and request_id in prefills:  # both engines have a first step of it
-                known = {stage: prefills[request_id].get(stage) for stage in STAGES[:4]} | {
-                    stage: times.get(stage) for stage in STAGES[4:]
-                }
-                if None not in known.values():
+                known = _of(prefills[request_id], PREFILL) | _of(times, DECODE)
+                if len(known) == len(STAGES):
                     whole.append(HandOver(known, _waited(known, steps)))
     return sorted(whole, key=lambda one: one.at["sampled"])[-count:]
+
+
+def _of(times: dict[str, float], stages: Sequence[str]) -> dict[str, float]:
+    return {stage: times[stage] for stage in stages if stage in times}
 
 
 def _read_engine(path: Path) -> tuple[dict[str, dict[str, float]], list[tuple[float, float]]]:
@@ -79,7 +84,7 @@ def _waited(times: dict[str, float], steps: Iterable[tuple[float, float]]) -> fl
 def table(hand_overs: Sequence[HandOver], wire: Sequence[tuple[float, float]]) -> dict[str, float]:
     """Milliseconds of each row, the median, and "idle", that of the sums of what is no wire, model or step.
 
-    `wire`: seconds of write and notice, for each hand-over.
+    `wire`: seconds of write and notice after NIXL has returned, for each hand-over; before that all is wire.
     """
     rows: dict[str, list[float]] = {name: [] for name in ROWS}
     sums = []
@@ -87,11 +92,12 @@ def table(hand_overs: Sequence[HandOver], wire: Sequence[tuple[float, float]]) -
         seen_to_admitted = one.between("seen", "admitted")
         parts = (
             one.between("sampled", "staged"),
-            one.between("staged", "posted"),
-            write_s,
+            one.between("staged", "posting"),
+            one.between("posting", "posted") + write_s,
             one.between("posted", "written") - write_s,
-            notice_s,
-            one.between("written", "seen") - notice_s,
+            one.between("written", "telling"),
+            one.between("telling", "told") + notice_s,
+            one.between("told", "seen") - notice_s,
             min(one.waited_s, seen_to_admitted),
             seen_to_admitted - min(one.waited_s, seen_to_admitted),
             one.between("admitted", "first_step"),
@@ -105,14 +111,14 @@ def table(hand_overs: Sequence[HandOver], wire: Sequence[tuple[float, float]]) -
 
 
 def fastest(groups: Sequence[Sequence[HandOver]], lengths: Sequence[int]) -> list[tuple[float, float]]:
-    """What the wire takes for each place of the groups: the fastest of its prompt length in any of them.
+    """What the wire takes after NIXL has returned, for each place of the groups: the fastest of its length.
 
     A pause between two looks is part of what is seen, so the wire can only be quicker than this.
     """
     best: dict[int, tuple[float, float]] = {}
     for group in groups:
         for one, length in zip(group, lengths, strict=True):
-            write, notice = one.between("posted", "written"), one.between("written", "seen")
+            write, notice = one.between("posted", "written"), one.between("told", "seen")
             known = best.get(length, (write, notice))
             best[length] = min(known[0], write), min(known[1], notice)
     return [best[length] for length in lengths]

@@ -7,8 +7,11 @@ step that runs the model ["ran", 0 or 1, start, end], 1 for a dummy step. Stages
 
     sampled    prefill has the first token and the drafts
     staged     they and the last chunk are with the writer thread
-    posted     the last write is given to NIXL
-    written    the writer has seen that it is done
+    posting    NIXL is told to make the last write, which it may do at once
+    posted     it returns
+    written    the writer has seen that the write is done
+    telling    NIXL is told to send the notice
+    told       it returns
     seen       decode's writer has read the notice
     admitted   decode's scheduler has taken the request up
     first_step decode's model starts with it
@@ -24,24 +27,43 @@ from typing import Any
 DIRECTORY_ENV = "STAGE_OBSERVER_DIR"
 
 _file: list[int] = []
+_posting: list[str] = []
+"""The requests whose writes were posted, on the one thread that does it."""
 
 
 def register() -> None:
     """Entry point of `vllm.general_plugins`; safe to run more than once."""
     if DIRECTORY_ENV not in os.environ:
         return
+    from nixl_cu12._api import nixl_agent
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import PUSH_REG_NOTIF_PREFIX
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
     from vllm.v1.worker.gpu_worker import Worker
 
     from kv_transfer.decode_ledger import DecodeLedger
     from kv_transfer.handoff.worker import HandOffWorker
+    from kv_transfer.notices import Completed, decode_notice
+    from kv_transfer.peers import PeerLinks
     from kv_transfer.prefill_ledger import PrefillLedger
     from kv_transfer.transfers import Transfers
 
+    def tells(stage: str) -> Any:
+        def look(_: Any, engine_id: str, data: bytes) -> None:
+            if not data.startswith(PUSH_REG_NOTIF_PREFIX):
+                notice = decode_notice(data)
+                if isinstance(notice, Completed):
+                    _note(stage, notice.request_id)
+
+        return look
+
     _before(HandOffWorker, "hand_over", lambda _, request_ids, *args: _note("sampled", *request_ids))
     _after(PrefillLedger, "computed", lambda _, request_id, *args: _note("staged", request_id))
-    _before(Transfers, "post", lambda _, write: _note("posted", write.request_id))
+    _before(Transfers, "post", lambda _, write: _posting.append(write.request_id))
+    _before(nixl_agent, "transfer", lambda *args: _note("posting", *_posting[-1:]))
+    _after(nixl_agent, "transfer", lambda *args: _note("posted", *_posting[-1:]))
+    _before(PeerLinks, "notify", tells("telling"))
+    _after(PeerLinks, "notify", tells("told"))
     _after(Transfers, "poll", _settled)
     _before(DecodeLedger, "completed", lambda _, notice, *args: _note("seen", notice.request_id))
     _before(Scheduler, "_update_waiting_for_remote_kv", lambda _, r: _note("admitted", r.request_id))

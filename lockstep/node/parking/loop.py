@@ -116,7 +116,11 @@ class Parking:
             invalid_block_ids=connector.get_block_ids_with_load_errors(),
             kv_connector_worker_meta=connector.build_connector_worker_meta(),
         )
-        self._update(SchedulerOutput.make_empty(), ModelRunnerOutput.with_kv_conn_output_only(arrived))
+        if arrived.failed_recving or arrived.invalid_block_ids:
+            self._update(SchedulerOutput.make_empty(), ModelRunnerOutput.with_kv_conn_output_only(arrived))
+        else:
+            # A whole update would add statistics, and send a message to the client for nothing else.
+            self._scheduler._update_from_kv_xfer_finished(arrived)
 
     def _end_empty_steps(self) -> None:
         """Take what steps without rows brought; with batches in flight vLLM leaves it for the next step."""

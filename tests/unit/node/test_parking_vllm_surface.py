@@ -130,3 +130,13 @@ def test_news_are_asked_for_as_the_runner_does() -> None:
     ):
         assert line in text, line
     assert callable(ModelRunnerOutput.with_kv_conn_output_only)
+
+
+def test_arrivals_are_told_in_one_method() -> None:
+    """The rest of `update_from_output` is about failures, rows and statistics."""
+    told = source(Scheduler._update_from_kv_xfer_finished)
+    assert "self.connector.update_connector_output(kv_connector_output)" in told
+    assert "self.finished_recving_kv_req_ids.add(req_id)" in told
+    assert "kv_connector_output.finished_sending" in told
+    update = source(Scheduler.update_from_output)
+    assert update.count("kv_connector_output.f") == update.count("kv_connector_output.failed_recving")

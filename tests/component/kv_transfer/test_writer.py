@@ -147,3 +147,36 @@ def test_a_waiting_writer_looks_often_but_still_sleeps(pair: Pair) -> None:
     pair.decode.step()
     assert not pair.workers[1]._push_writer_wake.is_set()
     assert 0 < pair.decode.poll_interval_s() <= 0.005
+
+
+def test_each_piece_of_news_wakes_the_engine(pair: Pair) -> None:
+    """On decode a failure and the end of its fence; there is news until somebody takes it."""
+    told: list[bool] = []
+    pair.decode.on_news = lambda: told.append(pair.decode.has_news())
+    pair.register()
+    assert not pair.decode.has_news()
+    pair.prefill.do(pair.prefill.prefill.ended(RID, "finished_aborted", time.monotonic()))
+    assert pair.results() == [Fail(RID, "finished_aborted"), Done(RID, received=False)]
+    assert told == [True, True]
+    assert not pair.decode.has_news()
+
+
+def test_blocks_to_release_wake_the_engine(pair: Pair) -> None:
+    """Prefill's engine needs no step of its own to learn that they are free."""
+    told: list[str] = []
+    pair.prefill.on_news = lambda: told.append("released")
+    pair.register()
+    pair.decode.do(pair.decode.decode.aborted(RID, "aborted", time.monotonic()))
+    pair.results()
+    assert not told
+    pair.prefill.do(pair.prefill.prefill.finished(RID, ((1, 2),), TOKEN, time.monotonic()))
+    assert told == ["released"]
+    assert pair.prefill.has_news()
+
+
+def test_writer_looks_within_half_a_millisecond_where_the_engine_is_woken(pair: Pair) -> None:
+    """Otherwise the engine looks each millisecond itself, and so does the writer."""
+    pair.register()
+    assert pair.decode.poll_interval_s() == 0.001
+    pair.decode.on_news = lambda: None
+    assert pair.decode.poll_interval_s() == 0.0005

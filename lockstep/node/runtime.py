@@ -120,11 +120,13 @@ class Node:
             try:
                 await _first(pump, stop, watch)
                 await grpc_health.set(SERVICE_NAME, health_pb2.HealthCheckResponse.NOT_SERVING)
-                if watch.done():
-                    logger.error("draining, to be started anew: %s", watch.result())
+                # Not after the drain: where it was asked for, engines that end meanwhile are no error.
+                start_anew = watch.result() if watch.done() else ""
+                if start_anew:
+                    logger.error("draining, to be started anew: %s", start_anew)
                 await self._drain(pump)
-                if watch.done():
-                    raise UnavailableError(watch.result())
+                if start_anew:
+                    raise UnavailableError(start_anew)
             finally:
                 for task in (pump, watch):
                     task.cancel()

@@ -1,6 +1,8 @@
 """A node whose KV pool is mostly in quarantine, over its real ports; its engine is stood in for."""
 
 import asyncio
+import os
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -30,9 +32,14 @@ class EngineCores:
 
     def __init__(self) -> None:
         self.quarantined_blocks = 0
+        self.answers = True
+        self.asked_in_vain = False
         self.stopped = False
 
     async def status(self) -> list[RankStatus]:
+        if not self.answers:
+            self.asked_in_vain = True
+            raise TimeoutError
         return [RankStatus(0, 0, 0.0, [], 0, {"quarantined_blocks": self.quarantined_blocks})]
 
     async def next_outputs(self) -> EngineCoreOutputs:
@@ -91,4 +98,23 @@ async def test_node_drains_and_ends_with_an_error() -> None:
     node.registry.release([REQUEST], session)
     with pytest.raises(UnavailableError, match="51 of 100 KV blocks"):
         await asyncio.wait_for(running, DEADLINE_S)
+    assert cores.stopped
+
+
+async def test_node_that_is_told_to_stop_ends_well_whatever_its_engines_do() -> None:
+    """They may be gone before it has drained: a terminal interrupts all processes at once."""
+    cores = EngineCores()
+    config = NodeConfig(host="127.0.0.1", port=free_port(), http_port=free_port(), drain_timeout_s=DEADLINE_S)
+    node = StartedNode(config, cores)
+    running = asyncio.create_task(node.run(None))  # type: ignore[arg-type]
+    await until(lambda: node.ready)
+    session = ProxySession("p1")
+    node.registry.open(session)
+    node.registry.claim(REQUEST, session)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await until(lambda: node.draining)
+    cores.answers = False
+    await until(lambda: cores.asked_in_vain)
+    node.registry.release([REQUEST], session)
+    await asyncio.wait_for(running, DEADLINE_S)
     assert cores.stopped

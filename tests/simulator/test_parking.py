@@ -18,7 +18,7 @@ def test_ranks_that_wait_for_kv_make_no_rounds(tmp_path: Path, monkeypatch: pyte
         started = time.monotonic()
         group.drive([Ask(max_tokens=6, pushes=(Push(delay=20),))])
         (first, _), *_ = group.rounds.log
-        assert first - started > 20 * TICK_S
+        assert first - started > 19 * TICK_S, "the tick in which it was asked may be almost over"
         looks = [rank.executor.looks for rank in group.ranks]
         # One for the request, one each tenth of a second while it waits, those with rows, one at the end.
         assert max(looks) <= 1 + 5 + 6 + 4, looks

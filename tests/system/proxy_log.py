@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _ENDED = re.compile(
-    r": (?P<outcome>\w+), prompt_tokens=(\d+) output_tokens=(\d+) attempts=\d+\((?P<reasons>[\w,]*)\)"
+    r": (?P<outcome>\w+), key=\S+ prompt_tokens=(\d+) output_tokens=(\d+) attempts=\d+\((?P<reasons>[\w,]*)\)"
 )
 _BROKEN = re.compile(r"attempt (\d+) ended while \w+: (?P<reason>\w+) \(.*\), output_tokens=(?P<tokens>\d+) ")
 

@@ -13,10 +13,10 @@ def test_every_error_class_travels_by_name() -> None:
     assert set(errors.ERROR_CLASSES) == defined
 
 
-def test_retryable_errors_are_5xx_and_bad_requests_4xx() -> None:
-    """A client library retries on 503 and 504, never on 400."""
+def test_retryable_errors_and_their_statuses() -> None:
+    """A client library retries on 429, 503 and 504, never on 400."""
     for error in errors.ERROR_CLASSES.values():
-        assert error.retryable == (error.http_status in (503, 504))
+        assert error.retryable == (error.http_status in (429, 503, 504))
     assert errors.WrongLegError.http_status == 400
     assert errors.NodeLostError.http_status == 503
     assert errors.DeadlineError.http_status == 504

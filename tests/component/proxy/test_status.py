@@ -199,7 +199,7 @@ async def test_ends_attempts_and_first_tokens_are_counted(stack: Stack) -> None:
         assert (await stack.http.post("/v1/completions", json=ASK)).status_code == 200
     assert (await stack.http.post("/v1/completions", json=ASK | {"max_tokens": 2})).status_code == 200
     assert (await stack.http.post("/v1/completions", json=ASK | {"n": 2})).status_code == 200
-    stack.decode[0].set.fail_first = 1
+    stack.prefill[0].set.fail_first = 1
     assert (await stack.http.post("/v1/completions", json=ASK)).status_code == 400
     proxy = (await document(stack)).proxy
     ended = {"stop": 5, "length": 1, "InvalidRequestError": 1}

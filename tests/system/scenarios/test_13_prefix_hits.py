@@ -18,6 +18,7 @@ def ids(answers: list[dict[str, Any]]) -> list[list[int]]:
 
 async def ask(stack: Stack, bodies: list[dict[str, Any]], concurrency: int) -> tuple[list[list[int]], float]:
     """Complete them on decode's rank 0; returns the token ids and the KV blocks that moved."""
+    stack.wait_idle()  # so that what was pushed before is counted
     before = pushed_blocks(stack)
     answers = await complete_all(stack.url, bodies, concurrency, {"X-data-parallel-rank": "0"})
     stack.wait_idle()

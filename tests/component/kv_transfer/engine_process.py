@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import psutil
 from component.kv_transfer.engines import Engine, one_rank_world
 
 from kv_transfer.params import PrefillPeer
@@ -61,8 +62,10 @@ class EngineProcess:
         self.ask("hold", held)
 
     def stop(self) -> None:
-        """SIGSTOP: every thread of it, in the middle of whatever it does."""
+        """SIGSTOP: every thread of it, in the middle of whatever it does; returns once it stands still."""
         self._signal(signal.SIGSTOP)
+        process = psutil.Process(self._process.pid)
+        wait_until(lambda: process.status() == psutil.STATUS_STOPPED, "it stands still")
 
     def go_on(self) -> None:
         self._signal(signal.SIGCONT)

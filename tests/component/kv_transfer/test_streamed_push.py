@@ -339,7 +339,10 @@ def test_lease_is_renewed_while_decode_queues_and_ends_where_nobody_waits() -> N
     """Decode has no room for one request, and heartbeats keep its KV on prefill; the lease of one that no
     decode node knows ends in time, although it stands behind the renewed one."""
     lease_s = 3.0
-    options = {"kv_lease_duration": lease_s, "lockstep_stall_patience_s": 60.0}  # the blocker keeps its blocks
+    options = {
+        "kv_lease_duration": lease_s,
+        "lockstep_stall_patience_s": 60.0,
+    }  # the blocker keeps its blocks
     with closing(Pair(NUM_BLOCKS, options)) as pair:
         blocker, queued, forgotten = (next(_ids) for _ in range(3))
         prompt = new_prompt(10 * BLOCK_SIZE)

@@ -85,6 +85,7 @@ async def test_prefill_is_asked_for_the_first_tokens_logprobs(stack: Stack) -> N
 @pytest.mark.parametrize("after_tokens", [0, 6])
 async def test_next_attempt_carries_the_token_that_was_passed_on(stack: Stack, after_tokens: int) -> None:
     """One from each attempt's prefill, and what decode gave; the stream has each token once."""
+    stack.decode[0].set.delay_s = 0.1  # so that prefill's token is there before decode ends the attempt
     stack.decode[0].set.ends = [(after_tokens, Bounce.KV_LOAD_FAILED), (after_tokens, Bounce.PREEMPTED)]
     _, stream = await events(stack, "/v1/completions", {**ASK, "stream": True})
     assert "".join(event["choices"][0]["text"] for event in stream) == PROMPT

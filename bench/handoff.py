@@ -1,6 +1,7 @@
 """What the hand-off of first token and drafts saves: one prefill and one decode rank, with it and without.
 
-    python -m bench.handoff [--requests 24] [--decode-ranks 1] [--skip-plain] [--skip-stepping]
+    python -m bench.handoff [--json FILE] [--quick] [--requests 24] [--decode-ranks 1] [--skip-plain]
+        [--skip-stepping]
 
 The same greedy prompts go, one at a time, through two proxies over the same two nodes, in turn: one passes on
 prefill's token and lets decode verify its drafts, the other (`--hand-off off`) takes every token from decode.
@@ -22,14 +23,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from bench import handoff_stages
-from bench.harness import complete_all, completion_body, run_proxy, run_reference, run_stack
+from bench.harness import (
+    Stream,
+    complete_all,
+    completion_body,
+    run_proxy,
+    run_reference,
+    run_stack,
+    stream_completion,
+)
 from bench.harness import prompts as text_prompts
 from bench.observer import stages_plugin
 from bench.observer.install import observed
@@ -43,17 +52,23 @@ MOST_TTFT_SHARE = 1.1
 MOST_IDLE_SHARE = 1 / 3
 WARM_UPS = 3
 
+Figures = dict[str, dict[str, float]]
+
 _LOGGED = re.compile(r"prefilled_ms=(?P<prefilled>[\d.]+) first_token_ms=(?P<first>[\d.]+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One streamed answer. `chunks`: tokens of each output of the engine, as they came; times in seconds."""
+@dataclass
+class Answer(Stream):
+    """One streamed answer. Its chunks are the engine's outputs, as they came; times are from `asked_s`."""
 
-    token_ids: list[int]
-    chunks: list[int]
-    ttft_s: float
-    total_s: float
+    asked_s: float = field(default_factory=time.monotonic)
+    ttft_s: float = 0.0
+    total_s: float = 0.0
+
+    def take(self, data: str) -> None:
+        super().take(data)
+        if self.token_ids and not self.ttft_s:
+            self.ttft_s = time.monotonic() - self.asked_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +84,12 @@ class Mode:
     @property
     def first_step_tokens(self) -> float:
         """Mean number of tokens that decode's first step gives."""
-        return statistics.mean(answer.chunks[self.from_prefill] for answer in self.answers)
+        return statistics.mean(answer.chunk_sizes[self.from_prefill] for answer in self.answers)
 
     @property
     def decode_steps(self) -> float:
         """Mean number of decode steps that gave tokens, for an answer."""
-        return statistics.mean(len(answer.chunks) - self.from_prefill for answer in self.answers)
+        return statistics.mean(len(answer.chunk_sizes) - self.from_prefill for answer in self.answers)
 
     def median_ms(self, name: str) -> float:
         """Of one of the answers' times."""
@@ -87,22 +102,14 @@ class Mode:
         return statistics.median(first / prefilled for first, prefilled in pairs)
 
 
-async def stream(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
-    """Read one answer to its end."""
-    token_ids: list[int] = []
-    chunks: list[int] = []
-    started, first_s = time.monotonic(), 0.0
-    async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
-        answer.raise_for_status()
-        async for line in answer.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            for choice in json.loads(line[len("data: ") :])["choices"]:
-                if new := choice.get("token_ids"):
-                    first_s = first_s or time.monotonic() - started
-                    token_ids += new
-                    chunks.append(len(new))
-    return Answer(token_ids, chunks, first_s, time.monotonic() - started)
+async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
+    """Read one answer to its end. Raises RuntimeError for one that ends with an error."""
+    answer = Answer()
+    await stream_completion(client, body, answer)
+    answer.total_s = time.monotonic() - answer.asked_s
+    if answer.error is not None:
+        raise RuntimeError(f"a request failed: {answer.error}")
+    return answer
 
 
 async def measure(urls: Sequence[str], bodies: Sequence[dict[str, Any]]) -> list[list[Answer]]:
@@ -111,7 +118,7 @@ async def measure(urls: Sequence[str], bodies: Sequence[dict[str, Any]]) -> list
     for body in bodies:
         for url, taken in zip(urls, answers, strict=True):
             async with httpx.AsyncClient(base_url=url, timeout=120) as client:
-                taken.append(await stream(client, body))
+                taken.append(await ask(client, body))
     return answers
 
 
@@ -121,8 +128,8 @@ def logged(log: Path, count: int) -> tuple[list[float], list[float]]:
     return [float(prefilled) for prefilled, _ in found], [float(first) for _, first in found]
 
 
-def report(on: Mode, off: Mode) -> None:
-    """A table of both."""
+def report(on: Mode, off: Mode) -> Figures:
+    """Print both side by side; returns the rows by name, each with "on" and "off"."""
     rows = [
         ("tokens in decode's first step, mean", on.first_step_tokens, off.first_step_tokens),
         ("decode steps an answer, mean", on.decode_steps, off.decode_steps),
@@ -138,10 +145,11 @@ def report(on: Mode, off: Mode) -> None:
     print(f"{'':<44}{'on':>10}{'off':>10}")
     for name, with_it, without in rows:
         print(f"{name:<44}{with_it:>10.2f}{without:>10.2f}")
+    return {name: {"on": with_it, "off": without} for name, with_it, without in rows}
 
 
-def problems(on: Mode, off: Mode, plain: list[list[int]] | None) -> list[str]:
-    """What is not as it has to be."""
+def problems(on: Mode, off: Mode, plain: list[list[int]] | None, stages: Figures) -> list[str]:
+    """What is not as it has to be; `plain` and `stages` only where they were measured."""
     found = []
     ids = [answer.token_ids for answer in on.answers]
     if ids != [answer.token_ids for answer in off.answers]:
@@ -152,6 +160,8 @@ def problems(on: Mode, off: Mode, plain: list[list[int]] | None) -> list[str]:
         found.append(f"decode's first step gives {on.first_step_tokens:.2f} tokens")
     if on.ttft_share > MOST_TTFT_SHARE:
         found.append(f"the first token comes at {on.ttft_share:.2f} of the time at which prefill has it")
+    if stages and (share := stages["parked"]["idle"] / stages["stepping"]["idle"]) > MOST_IDLE_SHARE:
+        found.append(f"{share:.2f} of the idle time is left")
     return found
 
 
@@ -177,41 +187,59 @@ def run_pair(
     return with_it, without, stages
 
 
-def compare_stages(before: Path, after: Path, lengths: Sequence[int]) -> list[str]:
-    """Show the stages of the last requests of both; returns what is not as it has to be."""
+def compare_stages(before: Path, after: Path, lengths: Sequence[int]) -> Figures:
+    """Print the stages of the last requests of both side by side; returns them, each by its rows."""
     groups = [handoff_stages.read(directory, len(lengths)) for directory in (before, after)]
     wire = handoff_stages.fastest(groups, lengths)
     stepping, parked = (handoff_stages.table(group, wire) for group in groups)
     handoff_stages.show(stepping, parked)
-    share = parked["idle"] / stepping["idle"]
-    return [f"{share:.2f} of the idle time is left"] if share > MOST_IDLE_SHARE else []
+    return {"stepping": stepping, "parked": parked}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line, with what --quick stands for filled in."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.handoff", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"{len(LENGTHS)} requests, compared neither with plain vLLM nor in their stages",
+    )
     parser.add_argument("--requests", type=int, default=24)
     parser.add_argument("--decode-ranks", type=int, default=1)
     parser.add_argument("--skip-plain", action="store_true", help="do not compare with plain vLLM")
     parser.add_argument("--skip-stepping", action="store_true", help="do not compare the stages")
-    arguments = parser.parse_args()
-    lengths = [LENGTHS[number % len(LENGTHS)] for number in range(arguments.requests)]
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.requests, options.skip_plain, options.skip_stepping = len(LENGTHS), True, True
+    return options
+
+
+def main() -> None:
+    options = arguments()
+    lengths = [LENGTHS[number % len(LENGTHS)] for number in range(options.requests)]
     bodies = [completion_body(prompt, max_tokens=MAX_TOKENS) for prompt in text_prompts(lengths, seed=11)]
-    ranks: int = arguments.decode_ranks
-    plain, slow = None, []
+    ranks: int = options.decode_ranks
+    plain: list[list[int]] | None = None
+    stages: Figures = {}
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        if not arguments.skip_plain:
+        if not options.skip_plain:
             (scratch / "plain").mkdir()
             with run_reference(scratch / "plain", "--max-model-len", SERVED_CONTEXT) as url:
                 answers = asyncio.run(complete_all(url, bodies, concurrency=8))
                 plain = [answer["choices"][0]["token_ids"] for answer in answers]
         on, off, after = run_pair(scratch / "parked", bodies, "on", ranks)
-        report(on, off)
-        if not arguments.skip_stepping:
+        hand_off = report(on, off)
+        if not options.skip_stepping:
             *_, before = run_pair(scratch / "stepping", bodies, "off", ranks)
-            slow = compare_stages(before, after, lengths)
-    found = problems(on, off, plain) + slow
-    sys.exit("\n".join(found) if found else 0)
+            stages = compare_stages(before, after, lengths)
+    if options.json:
+        options.json.write_text(json.dumps({"hand_off": hand_off, "stages": stages}, indent=2) + "\n")
+    if found := problems(on, off, plain, stages):
+        sys.exit("\n".join(found))
 
 
 if __name__ == "__main__":

@@ -175,7 +175,7 @@ async def build(
     app.middleware_stack = None
     _add_health(app, door)
     collector.begin(status.Served(args.served_model_name, front_end.model_config.max_model_len))
-    status.add_route(app, collector)
+    status.add_route(app, collector.document)
     add_unserved(app)
     await init_app_state(front_end, app.state, args, tasks)
     return front_end, app

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 
@@ -59,15 +59,12 @@ class Collector:
         return await collect(self._flow, self._served, uptime_s)
 
 
-def add_route(app: FastAPI, collector: Collector) -> None:
-    """Add the route. vLLM's --api-key does not guard it, as it does not guard /health, /metrics or /version.
-
-    The key guards /v1, /v2, /inference and /cohere only (entrypoints/serve/middleware/authenticate.py:11).
-    """
+def add_route(app: FastAPI, document: Callable[[], Awaitable[schema.StatusDocument]]) -> None:
+    """Add the route. Who may ask is decided before the app: where there are keys, proxy/security/guard.py."""
 
     @app.get(schema.STATUS_PATH, include_in_schema=False)
     async def status() -> Response:
-        return Response(msgspec.json.encode(await collector.document()), media_type="application/json")
+        return Response(msgspec.json.encode(await document()), media_type="application/json")
 
 
 async def collect(flow: Flow, served: Served, uptime_s: float) -> schema.StatusDocument:

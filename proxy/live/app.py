@@ -5,7 +5,6 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
@@ -13,9 +12,9 @@ from starlette.middleware import Middleware
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from lockstep import status as schema
 from lockstep.errors import UnavailableError
 from lockstep.exposure import is_loopback
+from proxy import status
 from proxy.live.event_stream import EventStream
 from proxy.live.feed import Feed
 
@@ -39,9 +38,7 @@ def build_app(feed: Feed, host: str) -> FastAPI:
     async def root() -> Response:
         return RedirectResponse(PAGE_PATH)
 
-    @app.get(schema.STATUS_PATH)
-    async def status() -> Response:
-        return Response(msgspec.json.encode(await feed.status()), media_type="application/json")
+    status.add_route(app, feed.status)
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -23,7 +23,7 @@ _ANSWER_S = 60.0
 
 
 class EngineProcess:
-    """Steps by itself, without a pause, unless it is `hold`ing.
+    """Steps by itself, without a pause.
 
     `port`: of its side channel, to start it where another one was.
     """
@@ -53,13 +53,6 @@ class EngineProcess:
 
     def add(self, request_id: str, prompt: Sequence[int], params: dict[str, Any]) -> None:
         self.ask("add", request_id, list(prompt), params)
-
-    def abort(self, request_id: str) -> None:
-        self.ask("abort", request_id)
-
-    def hold(self, held: bool) -> None:
-        """No engine steps while held; the worker's own thread goes on."""
-        self.ask("hold", held)
 
     def stop(self) -> None:
         """SIGSTOP: every thread of it, in the middle of whatever it does; returns once it stands still."""
@@ -111,20 +104,16 @@ def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = 20.
 
 
 def _run(pipe: Any, *arguments: Any, **options: Any) -> None:
+    # Where one of a group is stopped and the group's last link to its shell ends, the kernel sends SIGHUP and
+    # SIGCONT to all of it: that would end Python's resource tracker and wake who is to stand still.
+    os.setpgid(0, 0)
     with one_rank_world():
         engine = Engine(*arguments, **options)
         pipe.send((engine.engine_id, engine.port))
-        held = False
         while True:
-            if not held:
-                engine.step()
-            if not pipe.poll(0.001):
-                continue
-            question, arguments = pipe.recv()
-            if question == "hold":
-                (held,) = arguments
-                pipe.send(None)
-            else:
+            engine.step()
+            if pipe.poll(0.001):
+                question, arguments = pipe.recv()
                 pipe.send(_answer(engine, question, *arguments))
 
 
@@ -137,8 +126,5 @@ def _answer(engine: Engine, question: str, *arguments: Any) -> Any:
         return not (engine.scheduler.has_requests() or engine.kv_usage)
     if question == "add":
         engine.add(*arguments)
-        return None
-    if question == "abort":
-        engine.abort(*arguments)
         return None
     raise ValueError(question)

@@ -13,9 +13,6 @@ from vllm.v1.request import Request
 
 from kv_transfer.params import PrefillPeer, decode_leg_params, prefill_leg_params
 
-# Seen once: Python's tracker of shared memory, which all tests share, had ended and was started again.
-pytestmark = pytest.mark.filterwarnings("ignore:resource_tracker:UserWarning")
-
 NUM_BLOCKS = 40
 HEAD_SIZE = 2048  # 2 MiB a block: a push takes long enough to be stopped in the middle
 TOKEN = "a" * 32

@@ -26,7 +26,12 @@ class Served:
     @classmethod
     def by(cls, prefill: Node, decode: Node) -> "Served":
         """What a pair of nodes that fit together serves."""
-        described = decode.description
+        limit_tokens = min(node.description.served_context_limit for node in (prefill, decode))
+        return cls._of(decode, limit_tokens)
+
+    @classmethod
+    def _of(cls, node: Node, context_limit_tokens: int) -> "Served":
+        described = node.description
         return cls(
             model=described.model,
             revision=described.revision,
@@ -36,22 +41,10 @@ class Served:
             generation_config_hash=described.generation_config_hash,
             trust_remote_code=described.trust_remote_code,
             speculates=bool(described.speculative_method),
-            context_limit_tokens=min(
-                described.served_context_limit, prefill.description.served_context_limit
-            ),
+            context_limit_tokens=context_limit_tokens,
         )
 
     def includes(self, node: Node) -> bool:
         """Whether the node can serve what this front end admits."""
-        described = node.description
-        return (
-            described.served_context_limit >= self.context_limit_tokens
-            and described.model == self.model
-            and described.revision == self.revision
-            and described.tokenizer == self.tokenizer
-            and described.tokenizer_hash == self.tokenizer_hash
-            and described.generation_config == self.generation_config
-            and described.generation_config_hash == self.generation_config_hash
-            and described.trust_remote_code == self.trust_remote_code
-            and bool(described.speculative_method) == self.speculates
-        )
+        limit_tokens = self.context_limit_tokens
+        return node.description.served_context_limit >= limit_tokens and self._of(node, limit_tokens) == self

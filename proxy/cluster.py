@@ -15,8 +15,6 @@ logger = logging.getLogger(__name__)
 REFUSED = "refused: "
 """Begins the reason of a node that answers but cannot be used as it is."""
 
-DRAINING = "draining"
-
 _ASIDE = "connected, but another model or version is served here"
 
 

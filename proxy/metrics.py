@@ -5,10 +5,13 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator
 from enum import StrEnum
+from typing import get_args
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from lockstep.errors import ERROR_CLASSES, ConfigError, LockstepError
+from lockstep.status import NodeState
+from proxy.nodes import Role
 
 OTHER = "other"
 """Outcomes that this list does not have; the label set stays bounded."""
@@ -100,8 +103,8 @@ class Refusal(StrEnum):
     """The client did not read its answer."""
 
 
-ROLES = ("prefill", "decode")
-NODE_STATES = ("live", "aside", "suspect", "away", "refused")
+NODE_STATES = (*get_args(NodeState), "suspect")
+"""In the status document a suspect stands aside; `Cluster.count` tells the two apart."""
 
 
 class ProxyMetrics:
@@ -216,7 +219,7 @@ class ProxyMetrics:
         """
         self.requests_queued.set_function(num_queued)
         self.ready.set_function(lambda: not not_ready_because())
-        for role, state in itertools.product(ROLES, NODE_STATES):
+        for role, state in itertools.product(get_args(Role), NODE_STATES):
             self.nodes.labels(role, state).set_function(functools.partial(num_nodes, role, state))
         REGISTRY.register(self.registry)
         try:

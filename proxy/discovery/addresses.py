@@ -13,7 +13,7 @@ def split_host_port(address: str) -> tuple[str, int]:
     return match[1].strip("[]"), int(match[2])
 
 
-def join_host_port(host: str, port: int) -> str:
+def join_host_port(host: str, port: int | str) -> str:
     """The other way round."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from lockstep.errors import ConfigError
+from proxy.discovery.addresses import join_host_port
 
 Object = dict[str, Any]
 """One object of the API, as JSON."""
@@ -48,7 +49,7 @@ class Access:
                 host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
             except KeyError:
                 raise ConfigError("--k8s-api-url: this is no pod of Kubernetes; give the URL") from None
-            url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+            url = f"https://{join_host_port(host, port)}"
         if not namespace:
             try:
                 namespace = (credentials_dir / "namespace").read_text().strip()

@@ -36,12 +36,15 @@ class ProxyConfig(DiscoveryConfig, AdmissionConfig, CallerConfig):
         description="on: a request's first token comes from prefill, and decode goes on from it; off: every "
         "token comes from decode",
     )
+    frozen_after_s: float = Field(
+        5.0, gt=0, description="time without a step after which a rank with work makes its group suspect"
+    )
     admin_port: int | None = Field(
         None,
         ge=1,
         le=65535,
-        description="port of the live page /lockstep/; it asks for no key, so keep it from the outside; no "
-        "page if not given",
+        description="port of the live page /lockstep/; where others than this machine reach it, it takes an "
+        "admin's API key; no page if not given",
     )
     admin_host: str = Field("127.0.0.1", description="address that --admin-port listens on")
     drain_timeout_s: float = Field(30.0, ge=0, description="time running requests get after SIGTERM")

@@ -39,10 +39,6 @@ class DiscoveryConfig(ServiceConfig):
         description="directory with the service account's token, ca.crt and namespace",
     )
 
-    frozen_after_s: float = Field(
-        5.0, gt=0, description="time without a step after which a rank with work makes its group suspect"
-    )
-
     @field_validator("prefill", "decode", "prefill_dns", "decode_dns")
     @classmethod
     def _addresses(cls, value: str) -> str:

@@ -42,7 +42,6 @@ class Feed:
     def open(self) -> Viewer:
         """A viewer that first gets what is known already; raises UnavailableError as `Viewers.open`."""
         if not self.viewers.any.is_set():
-            self._flow.journal.take_changed()
             self._flow.lanes.take_new()
             self._flow.journal.watched = True
         viewer = self.viewers.open()

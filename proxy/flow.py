@@ -82,7 +82,7 @@ class Flow:
 
     @property
     def num_decode_ranks(self) -> int:
-        """Decode ranks of the served key, those that are away for now too."""
+        """Decode ranks of what is served, those that are away for now too."""
         return len(decode_ranks(self._cluster.known("decode")))
 
     @property

@@ -25,7 +25,10 @@ from proxy.security.headers import check_request_id
 
 
 class FrontEnd(AsyncLLM):
-    """Starts no engine and loads no weights. One instance a process (it registers vLLM's metrics)."""
+    """Starts no engine and loads no weights.
+
+    vLLM's metrics are those of the last instance of a process (v1/metrics/loggers.py, PrometheusStatLogger).
+    """
 
     def __init__(self, vllm_config: VllmConfig, client: ClusterClient, args: Any) -> None:
         self._client = client

@@ -77,7 +77,7 @@ class RankLoad:
 
 
 class Ranks:
-    """The live ranks of the served key, by session."""
+    """The ranks of all nodes whose session is open, by address."""
 
     def __init__(self, prefill_window_tokens: int | None) -> None:
         self._window_tokens = prefill_window_tokens

@@ -1,4 +1,4 @@
-"""How many choices may wait in the proxy, and for how long; and who has to go when there are more."""
+"""How many choices may wait in the proxy, and for how long; and when whoever is refused may come back."""
 
 from dataclasses import dataclass
 

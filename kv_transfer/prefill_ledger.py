@@ -194,9 +194,7 @@ class PrefillLedger:
             if push.registration is not None:
                 answer = []  # given when the last write has ended
             return self._fail(request_id, push, cancel.reason, now, warn=False) + answer
-        left = [reg for reg in self._pending.pop(request_id, []) if not same_token(reg.token, cancel.token)]
-        if left:
-            self._pending[request_id] = left
+        self._withdraw(request_id, cancel.token)
         if request_id not in self._tombstones:
             self._tombstones.bury(request_id, cancel.reason, cancel.token, now)
         return answer
@@ -205,19 +203,13 @@ class PrefillLedger:
         """Decode stands still for want of blocks. Give those up that nothing is computed for."""
         request_id, push = ask.request_id, self._pushes.get(ask.request_id)
         if not ask.registered:
-            holds = push is not None and push.held and push.registration is None
-            if push is None or not holds or not same_token(push.token, ask.token):
+            if push is None or not push.held or push.registration is not None:
                 return []
-            return [Offer(request_id, ask.peer, ask.token)]
-        pending = self._pending.get(request_id, [])
-        unused = [registration for registration in pending if same_token(registration.token, ask.token)]
-        if push is not None or not unused:
+            return [Offer(request_id, ask.peer, ask.token)] if same_token(push.token, ask.token) else []
+        if push is not None:
             return []
-        left = [registration for registration in pending if registration not in unused]
-        if left:
-            self._pending[request_id] = left
-        else:
-            del self._pending[request_id]
+        unused = self._withdraw(request_id, ask.token)
+        if unused and request_id not in self._pending:
             self._tombstones.bury(request_id, REVOKED, ask.token, now)
         return [_refuse(registration, REVOKED) for registration in unused]
 
@@ -268,6 +260,14 @@ class PrefillLedger:
                 self._tombstones.bury(request_id, "deadline", expired[0].token, now)
         self._tombstones.expire(now)
         return actions
+
+    def _withdraw(self, request_id: str, token: str) -> list[Registration]:
+        """Forget what an attempt registered and nothing was computed for, and return it."""
+        pending = self._pending.pop(request_id, [])
+        left = [registration for registration in pending if not same_token(registration.token, token)]
+        if left:
+            self._pending[request_id] = left
+        return [registration for registration in pending if registration not in left]
 
     def _push(self, request_id: str, token: str) -> tuple[PushPlan, list[Action]]:
         """The request's push; a new one takes the registration with its token and refuses the others."""

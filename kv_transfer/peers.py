@@ -5,7 +5,7 @@ Uses vLLM's handshake (base_worker.py `_ensure_handshake`), which runs on a thre
 
 import queue
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -43,16 +43,13 @@ class PeerLinks:
         self._probes: dict[str, list[Work]] = {}  # by engine: whom to tell that its process has ended
 
     def with_prefill(self, peer: PrefillPeer, ready: Work, failed: Work) -> None:
-        """Run `ready` on the writer thread once connected to a prefill rank, or `failed`.
-
-        Decode never writes, so it needs no descriptors of prefill's memory.
-        """
+        """Run `ready` on the writer thread once connected to a prefill rank, or `failed`."""
         address = (peer.engine_id, peer.side_channel_host, peer.side_channel_port, peer.tp_size)
-        self._with_peer(address, True, ready, failed)
+        self._with_peer(address, ready, failed)
 
     def with_decode(self, peer: DecodePeer, ready: Work, failed: Work) -> None:
         """Run `ready` on the writer thread once we can write to a decode rank, or `failed`."""
-        self._with_peer((peer.engine_id, peer.host, peer.port, peer.tp_size), False, ready, failed)
+        self._with_peer((peer.engine_id, peer.host, peer.port, peer.tp_size), ready, failed)
 
     def notify(self, engine_id: str, data: bytes) -> bool:
         """Send to every worker of the engine that we shook hands with; False if any send failed."""
@@ -85,7 +82,7 @@ class PeerLinks:
         if self._lost.empty():
             return
         busy = self._worker._engines_with_inflight_transfers()
-        for engine_id in set(_drain(self._lost)):
+        for engine_id in {self._lost.get_nowait() for _ in range(self._lost.qsize())}:
             with self._worker._handshake_lock:
                 known = engine_id in self._worker._remote_agents
             if known and engine_id in busy:
@@ -122,10 +119,8 @@ class PeerLinks:
         if info is not None:
             topology.register_remote_engine(engine_id, info)
 
-    def _with_peer(
-        self, address: tuple[str, str, int, int], notices_only: bool, ready: Work, failed: Work
-    ) -> None:
-        future = self._worker._ensure_handshake(*address, notif_agents_only=notices_only)
+    def _with_peer(self, address: tuple[str, str, int, int], ready: Work, failed: Work) -> None:
+        future = self._worker._ensure_handshake(*address)
         if future is None:
             ready()
             return
@@ -135,11 +130,6 @@ class PeerLinks:
             self._on_writer(ready if handshake.exception() is None else failed)
 
         future.add_done_callback(done)
-
-
-def _drain(lost: "queue.SimpleQueue[str]") -> Iterator[str]:
-    while not lost.empty():
-        yield lost.get_nowait()
 
 
 def process_is_gone(host: str, port: int, engine_id: str) -> bool:

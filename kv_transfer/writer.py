@@ -294,17 +294,14 @@ class PushWriter:
     def _send_question(self, question: Question) -> None:
         """No answer is one too: nothing more is done if it cannot be sent."""
         notice = Ask(question.request_id, question.token, question.allocated, self._own_peer)
-
-        def failed() -> None:
-            self._counters.add("notices_failed")
-
-        def send() -> None:
-            if not self.peers.notify(question.peer.engine_id, encode_notice(notice)):
-                failed()
-
-        self.peers.with_prefill(question.peer, send, failed)
+        self._send(self.peers.with_prefill, question.peer, notice)
 
     def _send_to_decode(self, peer: DecodePeer, notice: Notice) -> None:
+        self._send(self.peers.with_decode, peer, notice)
+
+    def _send(self, connected: Callable[[Any, Work, Work], None], peer: Any, notice: Notice) -> None:
+        """Once; what could not be sent is counted."""
+
         def failed() -> None:
             self._counters.add("notices_failed")
 
@@ -312,7 +309,7 @@ class PushWriter:
             if not self.peers.notify(peer.engine_id, encode_notice(notice)):
                 failed()
 
-        self.peers.with_decode(peer, send, failed)
+        connected(peer, send, failed)
 
     def _write(self, write: prefill_ledger.Write) -> None:
         def post() -> None:

@@ -35,7 +35,7 @@ class Worker:
         self._push_writer_wake = threading.Event()
         self._recving_metadata: dict[str, Any] = {}
 
-    def _ensure_handshake(self, *address: Any, notif_agents_only: bool) -> None:
+    def _ensure_handshake(self, *address: Any) -> None:
         return None
 
 

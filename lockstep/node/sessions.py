@@ -65,11 +65,8 @@ class SessionRegistry:
     def __init__(self) -> None:
         self._sessions: set[ProxySession] = set()
         self._owner: dict[str, ProxySession] = {}
-        self.empty = asyncio.Event()
-        """Set while no proxy has a request here."""
-        self.empty.set()
         self.empty_since_s = time.monotonic()
-        """When the last request ended; of no use while `empty` is not set."""
+        """When the last request ended; of no use while there is one."""
 
     @property
     def num_requests(self) -> int:
@@ -93,7 +90,6 @@ class SessionRegistry:
             raise InvalidRequestError(f"request id {request_id} is in use", param="request_id")
         self._owner[request_id] = session
         session.request_ids.add(request_id)
-        self.empty.clear()
 
     def release(self, request_ids: Iterable[str], session: ProxySession) -> list[str]:
         """Forget those of the ids that the session owns, and return them."""
@@ -103,7 +99,6 @@ class SessionRegistry:
             session.request_ids.discard(request_id)
         if owned and not self._owner:
             self.empty_since_s = time.monotonic()
-            self.empty.set()
         return owned
 
     def deliver(self, outputs: EngineCoreOutputs, load: pb.RankLoad) -> None:

@@ -7,8 +7,7 @@ rank is alone in a round, and nobody who waits needs to be in one.
 
 import queue
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -27,20 +26,13 @@ LOOK_S = 0.001
 _RESTS = (RequestStatus.WAITING, RequestStatus.WAITING_FOR_REMOTE_KVS)
 
 
-class News(Protocol):
-    """The worker side of a connector that tells when it has something for the scheduler."""
-
-    def lockstep_has_news(self) -> bool:
-        """Whether `get_transfer_results` would say something new."""
-        ...
-
-    def lockstep_on_news(self, wake: Callable[[], None]) -> None:
-        """Call `wake`, on any thread, after each piece of news."""
-        ...
-
-
 class Parking:
-    """One engine core's. `core` is vLLM's `EngineCoreProc`."""
+    """One engine core's. `core` is vLLM's `EngineCoreProc`.
+
+    Besides vLLM's methods its connector has, on the worker's side, `lockstep_has_news`, whether
+    `get_transfer_results` would say something new, and `lockstep_on_news`, which takes what to call, on any
+    thread, after each piece of news.
+    """
 
     def __init__(self, core: Any) -> None:
         self._core = core

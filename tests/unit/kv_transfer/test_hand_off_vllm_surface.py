@@ -3,6 +3,7 @@
 import inspect
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlBaseConnector
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.utils import check_stop
@@ -34,6 +35,12 @@ def test_runner_books_its_tokens_after_it_drafted() -> None:
         )
     ]
     assert places == sorted(places)
+
+
+def test_runner_finds_rows_and_the_connectors_worker() -> None:
+    """By request id, and by the name that every connector over NIXL has."""
+    assert "self.req_id_to_index: dict[str, int] = {}" in source(InputBatch.__init__)
+    assert "self.connector_worker: " in source(NixlBaseConnector.__init__)
 
 
 def test_without_a_drafter_the_runner_saves_before_it_samples() -> None:
@@ -95,9 +102,14 @@ def test_one_rule_ends_a_request_after_a_token() -> None:
 
 
 def test_grammar_says_which_drafts_it_allows() -> None:
-    """The longest valid prefix."""
+    """The longest valid prefix; and whether it allows a token that is taken."""
     assert list(inspect.signature(StructuredOutputManager.validate_tokens).parameters) == [
         "self",
         "request",
         "spec_tokens",
+    ]
+    assert list(inspect.signature(StructuredOutputManager.accept_tokens).parameters) == [
+        "self",
+        "request",
+        "new_token_ids",
     ]

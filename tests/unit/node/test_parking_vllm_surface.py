@@ -107,8 +107,27 @@ def test_loop_takes_a_wake_up() -> None:
     assert "if request_type == EngineCoreRequestType.WAKEUP:\n            return" in text
     assert isinstance(EngineCoreRequestType.WAKEUP, EngineCoreRequestType)
     init = source(EngineCoreProc.__init__)
-    for name in ("self.input_queue = ", "self.output_queue = ", "self.has_coordinator = "):
+    for name in (
+        "self.input_queue = ",
+        "self.output_queue = ",
+        "self.has_coordinator = ",
+        "self.process_input_queue_block = True",
+    ):
         assert name in init, name
+    waits = source(EngineCoreProc._process_input_queue)
+    assert "block = self.process_input_queue_block" in waits
+    assert "self._handle_client_request(*req)" in waits
+
+
+def test_attributes_that_say_what_is_due() -> None:
+    """What finished is told to the worker by a step; a group may put prefills off to a later one."""
+    scheduler = source(Scheduler.__init__)
+    for name in ("self.finished_req_ids: ", "self.requests: ", "self.running: "):
+        assert name in scheduler, name
+    group = source(DPEngineCoreProc)
+    assert "self.dp_group, self.dp_store = " in group
+    assert "self.prefill_schedule_interval > 1" in group
+    assert "dp_group" not in source(EngineCoreProc.__init__)
 
 
 def test_worker_in_the_engines_process() -> None:

@@ -20,6 +20,7 @@ from vllm.entrypoints.launchers.launcher import NoSignalServer, validate_api_ser
 from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.entrypoints.serve.exception_handling.handlers import vllm_error
 from vllm.entrypoints.serve.instrumentator import health
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -322,6 +323,11 @@ def test_engine_args_make_a_config_without_an_engine() -> None:
     assert {"model", "tokenizer", "speculative_config"} <= {
         f.name for f in dataclasses.fields(AsyncEngineArgs)
     }
+
+
+def test_error_handler_reads_the_server_from_the_app() -> None:
+    """succession.py puts it there, which vLLM's launcher does for the one app that it starts."""
+    assert "server=req.app.state.server" in inspect.getsource(vllm_error)
 
 
 def test_vllm_asks_for_no_key_once_its_own_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:

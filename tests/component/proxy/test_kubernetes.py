@@ -1,15 +1,14 @@
 """Nodes from EndpointSlices: what is listed and watched, and what the API server refuses or forgets."""
 
-import asyncio
-import contextlib
-import logging
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 from component.proxy.fake_kubernetes import NAMESPACE, TOKEN, FakeKubernetes, endpoint_slice
 from component.proxy.fake_node import FakeNode, Wire
 from component.proxy.stack import PICO, until
+from unit.proxy import sources_for_tests
 
 from lockstep.errors import ConfigError
 from proxy import arguments, server
@@ -17,12 +16,7 @@ from proxy.discovery.endpoint_slices import EndpointSlices
 from proxy.discovery.kubernetes_api import Access
 from proxy.discovery.source import Nodes
 
-
-@pytest.fixture(autouse=True)
-def captured(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """The log of the proxy, whatever a service that ran in this process has made of the loggers."""
-    monkeypatch.setattr(logging.getLogger("proxy"), "propagate", True)
-    caplog.set_level(logging.INFO, logger="proxy")
+captured = pytest.fixture(autouse=True)(sources_for_tests.proxy_log)
 
 
 @pytest.fixture
@@ -40,20 +34,12 @@ def credentials(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@contextlib.asynccontextmanager
-async def watched(
+def watched(
     api: FakeKubernetes, credentials: Path, selector: str = "component=decode", namespace: str = ""
-) -> AsyncIterator[list[Nodes]]:
+) -> AbstractAsyncContextManager[list[Nodes]]:
     """What the source reports."""
     access = Access.of_pod(api.url, credentials, namespace)
-    reports: list[Nodes] = []
-    source = EndpointSlices("decode", selector, "grpc", access)
-    task = asyncio.create_task(source.watch(lambda nodes: reports.append(dict(nodes))))
-    try:
-        yield reports
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    return sources_for_tests.watched(EndpointSlices("decode", selector, "grpc", access))
 
 
 def decode(*addresses: str) -> Nodes:

@@ -1,48 +1,29 @@
 """What the file and the names say of nodes, what of their faults, and which flags must be given."""
 
 import asyncio
-import contextlib
-import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from unit.proxy.sources_for_tests import proxy_log, watched
 
 from lockstep.errors import ConfigError
 from proxy.config import ProxyConfig
 from proxy.discovery import dns
 from proxy.discovery.dns import Names
 from proxy.discovery.nodes_file import NodesFile, parse
-from proxy.discovery.source import Nodes, Source
+from proxy.discovery.source import Nodes
 
 INTERVAL_S = 0.01
 DEADLINE_S = 5.0
 
 
-@pytest.fixture(autouse=True)
-def captured(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """The log of the proxy, whatever a service that ran in this process has made of the loggers."""
-    monkeypatch.setattr(logging.getLogger("proxy"), "propagate", True)
-    caplog.set_level(logging.INFO, logger="proxy")
-
-
-@contextlib.asynccontextmanager
-async def watched(source: Source) -> AsyncIterator[list[Nodes]]:
-    """What the source reports, as it comes."""
-    reports: list[Nodes] = []
-    task = asyncio.create_task(source.watch(lambda nodes: reports.append(dict(nodes))))
-    try:
-        yield reports
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+captured = pytest.fixture(autouse=True)(proxy_log)
 
 
 async def comes(reports: list[Nodes], number: int) -> Nodes:
     """The report of this number."""
-    async with asyncio.timeout(DEADLINE_S):
-        while len(reports) < number:  # noqa: ASYNC110 - the source has no event to wait for
-            await asyncio.sleep(0.005)
+    await _until(lambda: len(reports) >= number)
     assert len(reports) == number
     return reports[-1]
 
@@ -168,8 +149,7 @@ def test_one_address_in_both_roles_is_refused() -> None:
         ProxyConfig.load(["--prefill", "a:1", "--decode", "a:1"], "lockstep proxy", "")
 
 
-async def _until(condition: object) -> None:
-    assert callable(condition)
+async def _until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110 - the log has no event to wait for
+        while not condition():  # noqa: ASYNC110 - sources and the log have no event to wait for
             await asyncio.sleep(0.005)

@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator
 from typing import Never
 
 import pytest
+from unit.proxy.sources_for_tests import proxy_log
 
 from proxy.discovery.membership import Membership
 from proxy.discovery.source import Nodes, Report
@@ -15,11 +15,7 @@ from proxy.nodes import Role
 DEADLINE_S = 5.0
 
 
-@pytest.fixture(autouse=True)
-def captured(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """The log of the proxy, whatever a service that ran in this process has made of the loggers."""
-    monkeypatch.setattr(logging.getLogger("proxy"), "propagate", True)
-    caplog.set_level(logging.INFO, logger="proxy")
+captured = pytest.fixture(autouse=True)(proxy_log)
 
 
 class Pushed:

@@ -34,14 +34,13 @@ def ask(stack: Stack) -> "asyncio.Task[Any]":
     return asyncio.create_task(stack.http.post("/v1/completions", json=ASK))
 
 
-async def test_streams_leave_a_frozen_group(start: Start) -> None:
-    """One rank stands still: streams of both hosts go on elsewhere within seconds, nothing new goes there.
-
-    It steps again, and is used again.
-    """
+async def stream_on_each(
+    start: Start, *flags: str
+) -> tuple[Stack, list[FakeNode], FakeNode, list["asyncio.Task[Any]"]]:
+    """A group of two hosts, whose streams stand still; a node whose stream goes on; the three answers."""
     wire = Wire()
     halves, other = [half(wire, 0), half(wire, 1)], FakeNode("decode", wire, PICO)
-    stack = await start(*FLAGS, prefill=[FakeNode("prefill", wire, PICO)], decode=[*halves, other])
+    stack = await start(*flags, prefill=[FakeNode("prefill", wire, PICO)], decode=[*halves, other])
     await all_up(stack, 3)
     for node in (*halves, other):
         node.set.pause_after_tokens = 2
@@ -49,6 +48,15 @@ async def test_streams_leave_a_frozen_group(start: Start) -> None:
     await until(lambda: all(node.num_paused == 1 for node in (*halves, other)), "a stream runs on each")
     other.set.pause_after_tokens = None
     other.set.go.set()
+    return stack, halves, other, answers
+
+
+async def test_streams_leave_a_frozen_group(start: Start) -> None:
+    """One rank stands still: streams of both hosts go on elsewhere within seconds, nothing new goes there.
+
+    It steps again, and is used again.
+    """
+    stack, halves, other, answers = await stream_on_each(start, *FLAGS)
     assert {(await answer).json()["usage"]["completion_tokens"] for answer in answers} == {8}
     assert len(other.legs) == 3
     assert {len(node.aborted) for node in halves} == {1}
@@ -83,16 +91,7 @@ async def test_last_group_is_waited_for(start: Start) -> None:
 
 async def test_one_host_that_dies_takes_its_group_with_it(start: Start) -> None:
     """The streams of the host that is left move at once: its collectives wait for the dead one for ever."""
-    wire = Wire()
-    halves, other = [half(wire, 0), half(wire, 1)], FakeNode("decode", wire, PICO)
-    stack = await start(prefill=[FakeNode("prefill", wire, PICO)], decode=[*halves, other])
-    await all_up(stack, 3)
-    for node in (*halves, other):
-        node.set.pause_after_tokens = 2
-    answers = [ask(stack) for _ in range(3)]
-    await until(lambda: all(node.num_paused == 1 for node in (*halves, other)), "a stream runs on each")
-    other.set.pause_after_tokens = None
-    other.set.go.set()
+    stack, halves, _, answers = await stream_on_each(start)
     await halves[1].stop()
     assert {(await answer).json()["usage"]["completion_tokens"] for answer in answers} == {8}
     assert len(halves[0].aborted) == 1

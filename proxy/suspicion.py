@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -79,9 +80,10 @@ class Suspicion:
     def _move_away(self, suspects: dict[str, int]) -> None:
         """A stream without another place to go to waits: its node may only be slow."""
         left = {member for address in suspects for member in self._cluster.group(address)}
+        spare_pair = functools.cache(functools.partial(self._cluster.spare_pair, left))
         for flight in self._in_flight.all():
             attempt = flight.attempt
-            if attempt is None or not self._cluster.spare_pair(left, flight.outlet.served):
+            if attempt is None or not spare_pair(flight.outlet.served):
                 continue
             if attempt.prefill.node.address in left:
                 attempt.on_loss("prefill")

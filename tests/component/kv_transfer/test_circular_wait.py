@@ -1,21 +1,16 @@
 """Two full KV pools that wait for each other, between real connectors."""
 
 import random
-from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from component.kv_transfer.engines import BLOCK_SIZE, Pair, one_rank_world
+from component.kv_transfer.engines import BLOCK_SIZE, Pair
+
+pytestmark = pytest.mark.usefixtures("world")
 
 ROOM_BLOCKS = 12
 """A pool that one prompt of 8 blocks fills so far that another one does not fit."""
 FIRST, SECOND = "ls-1-0-a1", "ls-2-0-a1"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def world() -> Iterator[None]:
-    with one_rank_world():
-        yield
 
 
 def new_prompt() -> list[int]:

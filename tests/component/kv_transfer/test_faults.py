@@ -14,22 +14,18 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from component.kv_transfer.engines import BLOCK_SIZE, Engine, Pair, free_port, one_rank_world
+from component.kv_transfer.engines import BLOCK_SIZE, Engine, Pair, free_port
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import PUSH_REG_NOTIF_PREFIX
 from vllm.v1.request import Request
 
 from kv_transfer.notices import NOTICE_PREFIX, Cancel, Completed, Released, decode_notice
 from kv_transfer.params import PrefillPeer, decode_leg_params, prefill_leg_params
 
+pytestmark = pytest.mark.usefixtures("world")
+
 DEADLINE_S = 2.0
 OPTIONS = {"lockstep_registration_deadline_s": DEADLINE_S, "lockstep_cancel_ack_timeout_s": 0.3}
 _ids = (f"ls-{number}-0-a1" for number in itertools.count())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def world() -> Iterator[None]:
-    with one_rank_world():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from component.kv_transfer.engine_process import EngineProcess, wait_until
-from component.kv_transfer.engines import BLOCK_SIZE, Engine, one_rank_world
+from component.kv_transfer.engines import BLOCK_SIZE, Engine
 from vllm.v1.request import Request
 
 from kv_transfer.params import PrefillPeer, decode_leg_params, prefill_leg_params
+
+pytestmark = pytest.mark.usefixtures("world")
 
 NUM_BLOCKS = 40
 HEAD_SIZE = 2048  # 2 MiB a block: a push takes long enough to be stopped in the middle
@@ -23,12 +25,6 @@ WHOLE = {
     "lockstep_cancel_ack_timeout_s": 0.3,
 }
 _ids = (f"ls-{number}-0-a1" for number in itertools.count())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def world() -> Iterator[None]:
-    with one_rank_world():
-        yield
 
 
 @pytest.fixture(scope="module")

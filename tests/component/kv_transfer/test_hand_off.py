@@ -1,22 +1,17 @@
 """The first token and its drafts on their way from one real connector to another, with the KV."""
 
 import random
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
 import pytest
-from component.kv_transfer.engines import FIRST_AND_DRAFTS, STEP_TOKENS, Pair, one_rank_world
+from component.kv_transfer.engines import FIRST_AND_DRAFTS, STEP_TOKENS, Pair
 
 from kv_transfer.handoff import codec
 
+pytestmark = pytest.mark.usefixtures("world")
+
 LIMITS = {"num_drafts": 2, "vocab_size": 100}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def world() -> Iterator[None]:
-    with one_rank_world():
-        yield
 
 
 def handed_over(pair: Pair, number: int, *, promised: bool = True) -> bytes:

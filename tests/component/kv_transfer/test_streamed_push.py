@@ -9,17 +9,13 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from component.kv_transfer.engines import BLOCK_SIZE, STEP_TOKENS, Pair, one_rank_world
+from component.kv_transfer.engines import BLOCK_SIZE, STEP_TOKENS, Pair
 from vllm.v1.request import Request
+
+pytestmark = pytest.mark.usefixtures("world")
 
 NUM_BLOCKS = 40
 _ids = (f"ls-{number}-0-a1" for number in itertools.count())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def world() -> Iterator[None]:
-    with one_rank_world():
-        yield
 
 
 @pytest.fixture(scope="module")

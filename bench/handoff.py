@@ -31,6 +31,7 @@ import httpx
 
 from bench import handoff_stages
 from bench.harness import (
+    SERVED_CONTEXT,
     Stream,
     complete_all,
     completion_body,
@@ -45,8 +46,6 @@ from bench.observer.install import observed
 
 LENGTHS = (8, 32, 100, 128, 200, 256, 300, 400)
 MAX_TOKENS = 32
-SERVED_CONTEXT = "4091"
-"""Of the stack by default: 4096 - K * 2 batches in flight - 1."""
 LEAST_FIRST_STEP_TOKENS = 1.5
 MOST_TTFT_SHARE = 1.1
 MOST_IDLE_SHARE = 1 / 3

@@ -21,10 +21,12 @@ from typing import Any
 import psutil
 
 from bench.harness import (
+    SERVED_CONTEXT,
     Node,
     Stack,
     complete_all,
     completion_body,
+    kill_all,
     prompts,
     run_node,
     run_proxy,
@@ -33,12 +35,10 @@ from bench.harness import (
     wait_until,
 )
 from bench.soak.load import Load
-from bench.soak.processes import Memory, kill_node, ready
+from bench.soak.memory import Memory
 
 LENGTHS = [3, 20, 60, 127, 128, 129, 200, 256, 300, 385, 500, 700]
 MAX_TOKENS = 64
-SERVED_CONTEXT = "4091"
-"""Of the stack by default: 4096 - K * 2 batches in flight - 1."""
 POOL = "--num-gpu-blocks-override=160"
 """Small, so that the load has touched every page of the KV pools before memory is measured."""
 RESTART_S = 240.0
@@ -92,10 +92,10 @@ async def keep_killing(stack: Stack, every_s: float, restarts_s: list[float]) ->
     while True:
         await asyncio.sleep(every_s)
         old, began_s = stack.prefill, loop.time()
-        kill_node(old)
+        kill_all(old.pid)
 
         def back(old: Node = old) -> bool:
-            return stack.prefill.pid != old.pid and ready(stack.prefill)
+            return stack.prefill.pid != old.pid and stack.prefill.ready()
 
         await asyncio.to_thread(wait_until, back, "the killed prefill node is back", RESTART_S, 1.0)
         restarts_s.append(loop.time() - began_s)

@@ -68,6 +68,18 @@ class Node:
             totals[rank] = totals.get(rank, 0.0) + value
         return totals
 
+    def kv_events(self, kind: str) -> float:
+        """`lockstep_kv_events_total` of one kind, summed over ranks and reasons."""
+        series = self.metric("lockstep_kv_events_total")
+        return sum(value for labels, value in series.items() if dict(labels)["kind"] == kind)
+
+    def ready(self) -> bool:
+        """Whether it says that it takes requests; no if it says nothing."""
+        try:
+            return httpx.get(f"{self.http_url}/readyz", timeout=2).status_code == 200
+        except httpx.TransportError:
+            return False
+
 
 @dataclass(frozen=True)
 class Stack:

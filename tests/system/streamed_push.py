@@ -35,8 +35,4 @@ def blocks_of(lengths: list[int]) -> int:
 
 
 def _events(stack: Stack) -> dict[str, int]:
-    counts = {}
-    for role, kind in COUNTED:
-        series = stack.node(role).metric("lockstep_kv_events_total")
-        counts[kind] = int(sum(value for labels, value in series.items() if dict(labels)["kind"] == kind))
-    return counts
+    return {kind: int(stack.node(role).kv_events(kind)) for role, kind in COUNTED}

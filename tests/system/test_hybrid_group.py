@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import httpx
 import psutil
 import pytest
 from system.harness import PICO, START_TIMEOUT_S, Node, free_port, wait_until
+from system.processes import kill_all
 from system.prompts import prompts
 from system.servers import SPECULATIVE, run_node, run_proxy
 from system.streams import Stream, stream_completion
@@ -125,12 +125,9 @@ def nothing_left_over(cluster: Cluster) -> Iterator[None]:
     )
 
 
-def _ready(node: Node, process: subprocess.Popen[bytes] | None = None) -> bool:
-    assert process is None or process.poll() is None, f"{node.grpc_address} ended with {process.poll()}"
-    try:
-        return httpx.get(f"{node.http_url}/readyz", timeout=5).status_code == 200
-    except httpx.TransportError:
-        return False
+def _ready(node: Node, process: subprocess.Popen[bytes]) -> bool:
+    assert process.poll() is None, f"{node.grpc_address} ended with {process.poll()}"
+    return node.ready()
 
 
 def body(max_tokens: int, seed: int = 1) -> dict[str, Any]:
@@ -201,7 +198,8 @@ async def test_one_host_is_killed(cluster: Cluster) -> None:
             for rank, stream in enumerate(streams)
         ]
         await until(lambda: min(len(s.token_ids) for s in streams) >= 30, "both streams run", timeout_s=60)
-        _kill(cluster.group.processes[1])
+        kill_all(cluster.group.processes[1].pid)
+        cluster.group.processes[1].wait(timeout=10)
         await asyncio.wait_for(asyncio.gather(*running), NOTICED_S)
         answer = await client.get("/readyz")
     for stream in streams:
@@ -243,11 +241,3 @@ async def test_hosts_are_drained_together(cluster: Cluster) -> None:
 
 def _proxy_ready(cluster: Cluster) -> bool:
     return httpx.get(f"{cluster.url}/readyz", timeout=5).status_code == 200
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """As the loss of its host: all its processes at once."""
-    tree = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    for one in tree:
-        os.kill(one.pid, signal.SIGKILL)
-    process.wait(timeout=10)

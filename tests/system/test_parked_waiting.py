@@ -10,15 +10,11 @@ import httpx
 import psutil
 from pico_reference import first_not_greedy
 from system.harness import Stack, completion_body, wait_until
+from system.processes import engines
 from system.prompts import prompts
 
 FROZEN_S = 3.0
 MOST_OF_A_CORE = 0.3
-
-
-def _engines(node_pid: int) -> list[psutil.Process]:
-    children = psutil.Process(node_pid).children(recursive=True)
-    return [child for child in children if "EngineCore" in " ".join(child.cmdline())]
 
 
 @contextmanager
@@ -43,8 +39,8 @@ def test_ranks_that_wait_for_kv_leave_their_cores_alone(stack: Stack) -> None:
     stack.wait_idle()
     (prompt,) = prompts([300], seed=71)
     body = completion_body(prompt, max_tokens=20, ignore_eos=True)
-    engines = _engines(stack.decode.pid)
-    assert len(engines) == 2
+    ranks = [psutil.Process(pid) for pid in engines(stack.decode)]
+    assert len(ranks) == 2
 
     def waiting() -> bool:
         return sum(stack.decode.metric("lockstep_requests_waiting").values()) == 1
@@ -53,11 +49,9 @@ def test_ranks_that_wait_for_kv_leave_their_cores_alone(stack: Stack) -> None:
         with _frozen(stack.prefill.pid):
             answer = pool.submit(httpx.post, f"{stack.url}/v1/completions", json=body, timeout=60)
             wait_until(waiting, "decode waits for the KV", timeout_s=10)
-            before = [sum(engine.cpu_times()[:2]) for engine in engines]
+            before = [sum(rank.cpu_times()[:2]) for rank in ranks]
             time.sleep(FROZEN_S)  # the measurement itself
-            used = [
-                sum(engine.cpu_times()[:2]) - start for engine, start in zip(engines, before, strict=True)
-            ]
+            used = [sum(rank.cpu_times()[:2]) - start for rank, start in zip(ranks, before, strict=True)]
             assert waiting()
         token_ids = answer.result().json()["choices"][0]["token_ids"]
     assert max(used) / FROZEN_S < MOST_OF_A_CORE, used

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from system.harness import Node, Stack, complete_all, run_stack
 from system.kv_checks import QUARANTINED, plain_request
+from system.processes import comes_back, engines, signal_engine
 from system.scenarios.bodies import QUEUED, greedy
-from system.scenarios.processes import comes_back, engines, ready, signal_engine
 from system.servers import run_node, run_proxy
 from system.streams import Stream, stream_completion, stream_or_error
 from system.waiting import until
@@ -77,7 +77,7 @@ async def test_killed_three_times(cluster: Cluster, scenario_reference: dict[str
             await (_computes(old) if number == 0 else _pushes(old))
             assert not all(task.done() for task in running)
             signal_engine(old, signal.SIGKILL)
-            await until(lambda old=old: not ready(old), "the node is not ready", timeout_s=NOTICED_S)
+            await until(lambda old=old: not old.ready(), "the node is not ready", timeout_s=NOTICED_S)
             streams = await asyncio.gather(*running)
             lonely = await asyncio.wait_for(alone, 2 * DEADLINE_S)
         # Nobody else could have computed it.
@@ -102,7 +102,7 @@ async def test_frozen_in_mid_transfer(cluster: Cluster) -> None:
         finally:
             signal_engine(old, signal.SIGCONT)
         await until(lambda: not any(cluster.stack.decode.metric(QUARANTINED).values()), "no quarantine", 30)
-        await until(lambda: ready(cluster.stack.prefill), "it takes requests again", timeout_s=30)
+        await until(lambda: cluster.stack.prefill.ready(), "it takes requests again", timeout_s=30)
     await _same_as_undisturbed(cluster, bodies, streams)
     assert cluster.stack.prefill.pid == old.pid
 
@@ -126,13 +126,5 @@ async def _computes(node: Node) -> None:
 
 async def _pushes(node: Node) -> None:
     """Chunks of a prompt that is still being computed have been written."""
-    before = _streamed(node)
-    await until(lambda: _streamed(node) > before, "it pushes", timeout_s=20)
-
-
-def _streamed(node: Node) -> float:
-    return sum(
-        value
-        for labels, value in node.metric("lockstep_kv_events_total").items()
-        if dict(labels)["kind"] == "streamed_chunks"
-    )
+    before = node.kv_events("streamed_chunks")
+    await until(lambda: node.kv_events("streamed_chunks") > before, "it pushes", timeout_s=20)

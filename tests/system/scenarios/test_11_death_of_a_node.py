@@ -10,8 +10,8 @@ import httpx
 import pytest
 from system.harness import Node, Stack, run_stack
 from system.kv_checks import plain_request
+from system.processes import comes_back, signal_engine
 from system.scenarios.bodies import AT_THE_LIMIT, LONG, QUEUED
-from system.scenarios.processes import comes_back, ready, signal_engine
 from system.servers import run_node, run_proxy
 from system.streams import Stream, stream_completion
 from system.waiting import until
@@ -86,7 +86,7 @@ async def test_streams_go_on_at_the_other_node(
         )
         assert max(len(stream.token_ids) for stream in streams) < 600
         signal_engine(old, signal.SIGKILL, "DP1")
-        await until(lambda: not ready(old), "the node is not ready", timeout_s=NOTICED_S)
+        await until(lambda: not old.ready(), "the node is not ready", timeout_s=NOTICED_S)
         await asyncio.wait_for(alone, NOTICED_S)
         await asyncio.gather(*running)
     expected = scenario_reference["long"]["choices"][0]
@@ -120,7 +120,7 @@ async def test_prompts_go_to_the_other_prefill_node(
         )
         assert not all(task.done() for task in running.values())
         signal_engine(old, signal.SIGKILL)
-        await until(lambda: not ready(old), "the node is not ready", timeout_s=NOTICED_S)
+        await until(lambda: not old.ready(), "the node is not ready", timeout_s=NOTICED_S)
         streams = {room: await task for room, task in running.items()}
     for room, stream in streams.items():
         expected = scenario_reference[f"limit-{room}"]["choices"][0]

@@ -40,11 +40,7 @@ def nothing_left_over(brief: Stack) -> Iterator[None]:
 
 
 def expired(stack: Stack) -> float:
-    return sum(
-        value
-        for labels, value in stack.prefill.metric("lockstep_kv_events_total").items()
-        if dict(labels)["kind"] == "leases_expired"
-    )
+    return stack.prefill.kv_events("leases_expired")
 
 
 async def test_decode_leg_that_comes_after_the_lease(

@@ -26,8 +26,7 @@ async def ask(stack: Stack, bodies: list[dict[str, Any]], concurrency: int) -> t
 
 
 def pushed_blocks(stack: Stack) -> float:
-    series = stack.prefill.metric("lockstep_kv_events_total")
-    return sum(value for labels, value in series.items() if dict(labels)["kind"] == "pushed_blocks")
+    return stack.prefill.kv_events("pushed_blocks")
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])

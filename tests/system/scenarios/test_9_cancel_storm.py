@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 from system.harness import Stack
+from system.processes import engines
 from system.scenarios.bodies import QUEUED, greedy
-from system.scenarios.processes import engines
 from system.streams import Stream, stream_completion
 from system.waiting import until
 

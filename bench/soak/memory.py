@@ -1,34 +1,15 @@
-"""What the soak does to processes: kills a node with its engines, and watches everybody's memory."""
+"""Watches the memory of everybody that the soak runs."""
 
 import asyncio
 import contextlib
 import statistics
 import time
 
-import httpx
 import psutil
-
-from bench.harness import Node
 
 SAMPLE_EVERY_S = 5.0
 EDGE_SAMPLES = 6
 """Half a minute at the start and at the end is compared."""
-
-
-def kill_node(node: Node) -> None:
-    """SIGKILL to a node and all that it started, as when its machine goes away."""
-    parent = psutil.Process(node.pid)
-    processes = [*parent.children(recursive=True), parent]
-    for process in processes:
-        process.kill()
-
-
-def ready(node: Node) -> bool:
-    """Whether the node says that it serves."""
-    try:
-        return httpx.get(f"{node.http_url}/readyz", timeout=2).status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 class Memory:

@@ -1,10 +1,9 @@
-"""The engine processes of a node: to stop, let go on or kill, and to wait for a node that comes back."""
+"""The processes of a node: to stop, let go on or kill them, and to wait for a node that comes back."""
 
 import asyncio
 import os
 import signal
 
-import httpx
 import psutil
 from system.harness import Node, Stack, wait_until
 
@@ -23,11 +22,11 @@ def signal_engine(node: Node, number: signal.Signals, name: str = "EngineCore") 
     os.kill(engine, number)
 
 
-def ready(node: Node) -> bool:
-    try:
-        return httpx.get(f"{node.http_url}/readyz", timeout=2).status_code == 200
-    except httpx.TransportError:
-        return False
+def kill_all(pid: int) -> None:
+    """SIGKILL to a node and all that it started, as when its machine goes away."""
+    parent = psutil.Process(pid)
+    for process in [*parent.children(recursive=True), parent]:
+        process.kill()
 
 
 async def comes_back(stack: Stack, old: Node) -> None:
@@ -35,7 +34,7 @@ async def comes_back(stack: Stack, old: Node) -> None:
 
     def back() -> bool:
         new = stack.node(old.role)
-        return new.pid != old.pid and ready(new)
+        return new.pid != old.pid and new.ready()
 
     await asyncio.to_thread(wait_until, back, f"the {old.role} node is back", RESTART_S, 0.5)
-    await asyncio.to_thread(wait_until, lambda: ready(stack.node("proxy")), "the proxy is ready", 30.0)
+    await asyncio.to_thread(wait_until, lambda: stack.node("proxy").ready(), "the proxy is ready", 30.0)

@@ -169,6 +169,7 @@ echo "$(grep -c '^data: ' "$WORK/whole") events, $TOKENS tokens, finish_reason l
 text "$WORK/whole" | sed -n 1,4p
 
 say "prefill killed in the middle of a stream"
+rm -f "$WORK/broken"  # of the run before: its events would count
 stream "$TOKENS" "$WORK/broken" &
 streaming=$!
 deadline=$((SECONDS + 60))

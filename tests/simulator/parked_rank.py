@@ -106,7 +106,7 @@ class Executor(UniProcExecutor):
 
     is_sleeping = False
 
-    def __init__(self, rank: int, shape: Shape, rounds: Rounds | None) -> None:
+    def __init__(self, rank: int, shape: Shape, rounds: Rounds) -> None:
         memory = [[0] * BLOCK_SIZE for _ in range(shape.num_blocks)]
         self.rank, self.rounds = rank, rounds
         self.worker, self.connector = Worker(shape, memory), Connector(Receiver(shape, memory))
@@ -119,7 +119,7 @@ class Executor(UniProcExecutor):
         self.looks += 1
         self._rows = self.worker.prepare(scheduler_output, self.conversations)
         self.connector.order(scheduler_output.kv_connector_metadata)
-        if self._rows and self.rounds is not None:
+        if self._rows:
             self.rounds.enter(self.rank, idle=False)
         return _done(None if self._rows else self._result([]))
 
@@ -133,7 +133,6 @@ class Executor(UniProcExecutor):
 
     def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> list[Any]:
         if method == "execute_dummy_batch":
-            assert self.rounds is not None
             return [self.rounds.enter(self.rank, idle=True)]
         return [self.connector]  # `Parking` asks for it
 

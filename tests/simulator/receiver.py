@@ -18,7 +18,6 @@ from kv_transfer.handoff import codec
 from kv_transfer.handoff.worker_meta import HandOffWorkerMetadata
 from kv_transfer.notices import Completed, Failing, Released
 from kv_transfer.params import TOKEN_KEY, PrefillPeer
-from kv_transfer.stall import Question
 
 DEADLINE_STEPS = 25
 CANCEL_ACK_STEPS = 6
@@ -69,8 +68,6 @@ class Receiver:
         self._payloads: dict[str, bytes] = {}
         self._offered: set[str] = set()
         self._revoked: set[str] = set()
-        self.asked: list[Question] = []
-        """What the rank has asked prefill while it stood still."""
 
     @property
     def outstanding(self) -> bool:
@@ -91,7 +88,6 @@ class Receiver:
                 self._expected[request_id] = _Expected(
                     push, conversation, num_tokens, list(block_ids), token, now + push.delay
                 )
-        self.asked += getattr(meta, "questions", ())
         for order in getattr(meta, "cancels", ()):
             if order.allocated:
                 self._do(self._ledger.aborted(order.request_id, order.reason, now), now)

@@ -3,13 +3,12 @@
 import asyncio
 import os
 import signal
-import socket
-import time
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
+from component.node.test_server import DEADLINE_S, until
 from vllm.v1.engine import EngineCoreOutputs
 
 from lockstep.errors import UnavailableError
@@ -20,7 +19,6 @@ from lockstep.node.runtime import Node
 from lockstep.node.sessions import ProxySession
 from prefill_node.service import ROLE
 
-DEADLINE_S = 15.0
 REQUEST = "ls-1-0-a1"
 
 
@@ -65,56 +63,49 @@ class StartedNode(Node):
         return self.cores
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+@pytest.fixture
+def node(unused_tcp_port_factory: Callable[[], int]) -> StartedNode:
+    config = NodeConfig(
+        host="127.0.0.1",
+        port=unused_tcp_port_factory(),
+        http_port=unused_tcp_port_factory(),
+        drain_timeout_s=DEADLINE_S,
+    )
+    return StartedNode(config, EngineCores())
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, "not reached in time"
-        await asyncio.sleep(0.02)
-
-
-async def test_node_drains_and_ends_with_an_error() -> None:
-    """Not ready at once, its running request comes to its end, then an error that main makes status 1 of."""
-    cores, port = EngineCores(), free_port()
-    config = NodeConfig(host="127.0.0.1", port=free_port(), http_port=port, drain_timeout_s=DEADLINE_S)
-    node = StartedNode(config, cores)
+async def start_with_a_request(node: StartedNode) -> tuple["asyncio.Task[None]", ProxySession]:
     running = asyncio.create_task(node.run(None))  # type: ignore[arg-type]
     await until(lambda: node.ready)
     session = ProxySession("p1")
     node.registry.open(session)
     node.registry.claim(REQUEST, session)
-    cores.quarantined_blocks = 51
+    return running, session
+
+
+async def test_node_drains_and_ends_with_an_error(node: StartedNode) -> None:
+    """Not ready at once, its running request comes to its end, then an error that main makes status 1 of."""
+    running, session = await start_with_a_request(node)
+    node.cores.quarantined_blocks = 51
     await until(lambda: not node.ready)
     async with httpx.AsyncClient() as client:
-        answer = await client.get(f"http://127.0.0.1:{port}/readyz")
+        answer = await client.get(f"http://127.0.0.1:{node.config.http_port}/readyz")
     assert (answer.status_code, answer.json()["reason"]) == (503, "draining")
     assert node.draining
     assert not running.done()
     node.registry.release([REQUEST], session)
     with pytest.raises(UnavailableError, match="51 of 100 KV blocks"):
         await asyncio.wait_for(running, DEADLINE_S)
-    assert cores.stopped
+    assert node.cores.stopped
 
 
-async def test_node_that_is_told_to_stop_ends_well_whatever_its_engines_do() -> None:
+async def test_node_that_is_told_to_stop_ends_well_whatever_its_engines_do(node: StartedNode) -> None:
     """They may be gone before it has drained: a terminal interrupts all processes at once."""
-    cores = EngineCores()
-    config = NodeConfig(host="127.0.0.1", port=free_port(), http_port=free_port(), drain_timeout_s=DEADLINE_S)
-    node = StartedNode(config, cores)
-    running = asyncio.create_task(node.run(None))  # type: ignore[arg-type]
-    await until(lambda: node.ready)
-    session = ProxySession("p1")
-    node.registry.open(session)
-    node.registry.claim(REQUEST, session)
+    running, session = await start_with_a_request(node)
     os.kill(os.getpid(), signal.SIGTERM)
     await until(lambda: node.draining)
-    cores.answers = False
-    await until(lambda: cores.asked_in_vain)
+    node.cores.answers = False
+    await until(lambda: node.cores.asked_in_vain)
     node.registry.release([REQUEST], session)
     await asyncio.wait_for(running, DEADLINE_S)
-    assert cores.stopped
+    assert node.cores.stopped

@@ -18,7 +18,8 @@ from lockstep.node import arguments
 from lockstep.node.config import NodeConfig
 from lockstep.node.describe import describe
 from lockstep.node.drain import Drain
-from lockstep.node.engine import Engine, kill_survivors
+from lockstep.node.engine import kill_survivors
+from lockstep.node.engine_cores import EngineCores, StartCores, start_engine
 from lockstep.node.metrics import NodeMetrics
 from lockstep.node.quarantine import QuarantineWatch
 from lockstep.node.role import Role
@@ -39,9 +40,10 @@ class StartInterruptedError(Exception):
 class Node:
     """One node process; implements lockstep.node.server.NodeState."""
 
-    def __init__(self, role: Role, config: NodeConfig) -> None:
+    def __init__(self, role: Role, config: NodeConfig, start_cores: StartCores = start_engine) -> None:
         self.role = role
         self.config = config
+        self._start_cores = start_cores
         self._credentials = credentials.of_node(config)
         exposure.check(
             config.host,
@@ -56,7 +58,7 @@ class Node:
         self.telemetry = Telemetry(
             self.metrics, self.registry, counts_steps=role.name == "decode", quarantine=self.quarantine
         )
-        self.engine: Engine | None = None
+        self.engine: EngineCores | None = None
         self.description: pb.NodeDescription | None = None
         self.ready = False
         self.draining = False
@@ -134,10 +136,10 @@ class Node:
             self.drain.finish()
             await server.stop(grace=1.0)
 
-    async def _start_engine(self, args: AsyncEngineArgs) -> Engine:
+    async def _start_engine(self, args: AsyncEngineArgs) -> EngineCores:
         self._phase = "starting the engines"
         vllm_config = arguments.create_vllm_config(self.role, self.config, args)
-        self.engine = engine = await Engine.start(vllm_config)
+        self.engine = engine = await self._start_cores(self.config, vllm_config)
         facts = await engine.facts()
         self.quarantine.set_pools([of_rank.num_kv_blocks for of_rank in facts])
         for of_rank in facts:
@@ -149,7 +151,7 @@ class Node:
         self.description = describe(self.role, self.config, vllm_config, facts, engine.global_ranks)
         return engine
 
-    async def _pump(self, engine: Engine) -> None:
+    async def _pump(self, engine: EngineCores) -> None:
         """Hand every engine step to its proxies; ends only with EngineDeadError."""
         try:
             while True:
@@ -192,13 +194,13 @@ async def _first(task: "asyncio.Task[object]", stop: asyncio.Event, *others: "as
     return task in done
 
 
-def main(role: Role, argv: Sequence[str]) -> int:
+def main(role: Role, argv: Sequence[str], start_cores: StartCores = start_engine) -> int:
     """Run a node to its end; the exit status is 0 after a signal, 2 for a bad configuration, else 1."""
     try:
         config, args = arguments.load(role, argv)
         logs.configure(config.log_format, config.log_level, role.name)
         logger.info("configuration: %s", config.masked())
-        asyncio.run(Node(role, config).run(args))
+        asyncio.run(Node(role, config, start_cores).run(args))
     except ConfigError as error:
         _say(role, f"error: {error}")
         return 2

@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection
 
 from lockstep.errors import ConfigError, DrainingError, InvalidRequestError, LockstepError, UnavailableError
 from lockstep.node.drain import Drain
-from lockstep.node.engine import Engine
+from lockstep.node.engine_cores import EngineCores
 from lockstep.node.role import Role
 from lockstep.node.sessions import ProxySession, SessionRegistry
 from lockstep.rpc import codec
@@ -32,7 +32,7 @@ class NodeState(Protocol):
     """What the service needs to know of the process around it."""
 
     @property
-    def engine(self) -> Engine | None: ...
+    def engine(self) -> EngineCores | None: ...
 
     @property
     def description(self) -> pb.NodeDescription | None: ...
@@ -164,7 +164,7 @@ class NodeService(lockstep_pb2_grpc.NodeServicer):
             message = "the request cannot be decoded: are both ends of the same vLLM version?"
             session.send_error(add.request_id, InvalidRequestError(message, param="request"))
 
-    def _admitting_engine(self, rank: int) -> Engine:
+    def _admitting_engine(self, rank: int) -> EngineCores:
         engine = self._state.engine
         if self._state.draining:
             raise DrainingError("this node is shutting down")

@@ -9,7 +9,8 @@ from typing import Any
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-from lockstep.node.engine import Engine, RankStatus
+from lockstep.node.engine import RankStatus
+from lockstep.node.engine_cores import EngineCores
 from lockstep.node.kv_telemetry import KVTelemetry
 from lockstep.node.metrics import NodeMetrics
 from lockstep.node.quarantine import QuarantineWatch
@@ -104,7 +105,7 @@ class Telemetry:
             self._metrics.draft_tokens.labels(rank).inc(stats.num_draft_tokens)
             self._metrics.accepted_tokens.labels(rank).inc(stats.num_accepted_tokens)
 
-    async def run(self, engine: Engine) -> str:
+    async def run(self, engine: EngineCores) -> str:
         """Poll until there is a reason for the node to start anew, and return it.
 
         Raises EngineDeadError or TimeoutError when an engine does not answer.
@@ -117,12 +118,12 @@ class Telemetry:
                 if reason:
                     return reason
 
-    async def skip(self, engine: Engine) -> None:
+    async def skip(self, engine: EngineCores) -> None:
         """Leave out what the engines have done so far, which is the warm-up."""
         for rank, status in zip(engine.global_ranks, await engine.status(), strict=True):
             self._scheduler.skip(str(rank), status.scheduler)  # steps are gone once they are read
 
-    async def poll(self, engine: Engine) -> None:
+    async def poll(self, engine: EngineCores) -> None:
         """Read all ranks, count what is new, and tell the proxies."""
         self._global_ranks = engine.global_ranks
         statuses = await engine.status()

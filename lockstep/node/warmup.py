@@ -12,14 +12,14 @@ from vllm import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
 from lockstep.errors import InternalError
-from lockstep.node.engine import Engine
+from lockstep.node.engine_cores import EngineCores
 
 logger = logging.getLogger(__name__)
 
 _OUTPUT_TOKENS = 16
 
 
-async def warm_up(engine: Engine, prompt_tokens: int, timeout_s: float) -> None:
+async def warm_up(engine: EngineCores, prompt_tokens: int, timeout_s: float) -> None:
     """Run a greedy and a sampled request on each rank to their ends; raises InternalError at the deadline.
 
     Nothing else reads the engine's outputs meanwhile.

@@ -1,6 +1,8 @@
 """What a prefill node is: its engine flags, and the requests that it takes."""
 
-from vllm.config import CUDAGraphMode, VllmConfig
+import os
+
+from vllm.config import CUDAGraphMode, KVEventsConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine import EngineCoreRequest
@@ -9,10 +11,13 @@ from kv_transfer import params
 from kv_transfer.carried.vllm_schedulers import SCHEDULER
 from kv_transfer.config import CONNECTOR_VERSION
 from kv_transfer.engine_flags import set_connector
-from lockstep.errors import WrongLegError
+from lockstep.errors import ConfigError, WrongLegError
 from lockstep.node import flags, support
 from lockstep.node.config import NodeConfig
 from lockstep.node.role import Role, kv_transfer_params
+from prefill_node.config import PrefillConfig
+
+_INT_HASHES = "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"
 
 GPU_WORKER = "prefill_node.gpu_worker.PrefillGpuWorker"
 
@@ -22,10 +27,33 @@ def apply_flags(args: AsyncEngineArgs, config: NodeConfig) -> None:
     support.check_flags(args)
     set_connector(args, "prefill", config)
     flags.set_owned(args, "scheduler_cls", SCHEDULER)
+    if tells_kv_events(config):
+        _enable_kv_events(args)
     if current_platform.is_cpu():
         flags.default_compilation(args, cudagraph_mode=CUDAGraphMode.NONE)
     elif current_platform.is_cuda() and args.worker_cls == "auto":
         args.worker_cls = GPU_WORKER
+
+
+def tells_kv_events(config: NodeConfig) -> bool:
+    """Proxies route by what the prefix cache has."""
+    return isinstance(config, PrefillConfig) and config.kv_events == "on"
+
+
+def _enable_kv_events(args: AsyncEngineArgs) -> None:
+    """Have the engine make events, with whole hashes; if nobody else wants them, published to nobody.
+
+    A hash cut to an integer cannot be looked up any more (vllm/v1/core/kv_cache_utils.py:96).
+    """
+    given = args.kv_events_config
+    if given is None or not given.enable_kv_cache_events:
+        args.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+        os.environ[_INT_HASHES] = "0"
+    elif os.environ.get(_INT_HASHES) != "0":
+        raise ConfigError(
+            f"--kv-events-config: its events have integers in place of hashes, which --kv-events on cannot "
+            f"use; set {_INT_HASHES}=0, or give --kv-events off"
+        )
 
 
 def check_config(vllm_config: VllmConfig) -> None:
@@ -60,4 +88,6 @@ ROLE = Role(
     served_context_limit=served_context_limit,
     check_request=check_request,
     connector_version=CONNECTOR_VERSION,
+    config=PrefillConfig,
+    tells_kv_events=tells_kv_events,
 )

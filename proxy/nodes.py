@@ -27,6 +27,7 @@ class CompatibilityKey:
     speculative_config: str
     """As JSON, with the drafter's model: eagle heads of other weights draft other tokens, with other KV."""
     hash_seed: str
+    hash_algorithm: str
     vllm_version: str
     nixl_version: str
     connector_version: str

@@ -21,6 +21,7 @@ FLAGS: Mapping[str, str] = MappingProxyType(
         "speculative_method": "--speculative-config",
         "speculative_config": "--speculative-config",
         "hash_seed": "PYTHONHASHSEED",
+        "hash_algorithm": "--prefix-caching-hash-algo",
         "vllm_version": "vllm",
         "nixl_version": "nixl",
         "connector_version": "lockstep",

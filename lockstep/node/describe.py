@@ -13,6 +13,8 @@ from vllm import envs
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 from vllm.tokenizers import get_tokenizer
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
 
 from lockstep.node.config import NodeConfig
 from lockstep.node.facts import EngineFacts
@@ -55,7 +57,8 @@ def describe(
         speculative_method=speculative.method if speculative else "",
         speculative_config=_speculative_json(vllm_config),
         trust_remote_code=model.trust_remote_code,
-        hash_seed=os.environ.get("PYTHONHASHSEED", ""),
+        hash_seed=_hash_seed(vllm_config),
+        hash_algorithm=vllm_config.cache_config.prefix_caching_hash_algo,
         vllm_version=vllm.__version__,
         nixl_version=metadata.version("nixl"),
         connector_version=role.connector_version,
@@ -124,6 +127,14 @@ def _speculative_json(vllm_config: VllmConfig) -> str:
         "model": speculative.model,
     }
     return json.dumps({key: value for key, value in given.items() if value is not None}, sort_keys=True)
+
+
+def _hash_seed(vllm_config: VllmConfig) -> str:
+    """As each engine resolves it; empty where that is a random seed of its own (kv_cache_utils.py:131)."""
+    algorithm = vllm_config.cache_config.prefix_caching_hash_algo
+    if not algorithm.startswith("sha256") and "PYTHONHASHSEED" not in os.environ:
+        return ""
+    return resolve_none_hash_seed(get_hash_fn_by_name(algorithm))
 
 
 def _tokenizer_hash(vllm_config: VllmConfig) -> str:

@@ -15,6 +15,7 @@ from vllm.v1.executor import Executor
 from lockstep.errors import UnavailableError
 from lockstep.node.engine_status import ABANDON_UTILITY, FACTS_UTILITY, STATUS_UTILITY
 from lockstep.node.facts import EngineFacts
+from lockstep.node.kv_events import EVENTS_UTILITY
 from lockstep.node.parking import parks
 
 logger = logging.getLogger(__name__)
@@ -105,6 +106,15 @@ class Engine:
         async with asyncio.timeout(STATUS_TIMEOUT_S):
             answers = await self._client.call_utility_all_async(STATUS_UTILITY)
         return [RankStatus(**answer) for answer in answers]
+
+    async def kv_events(self, local_rank: int, seen: int) -> dict[str, Any]:
+        """What the prefix cache of one rank has changed in since answer `seen`, as soon as it has.
+
+        A caller that stops to wait asks again with the last answer that it had. Raises EngineDeadError.
+        """
+        engine = self._client.core_engines[local_rank]
+        changes: dict[str, Any] = await self._client._call_utility_async(EVENTS_UTILITY, seen, engine=engine)
+        return changes
 
     async def facts(self) -> list[EngineFacts]:
         """What each rank made of the configuration, by local rank. Raises EngineDeadError, TimeoutError."""

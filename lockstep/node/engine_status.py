@@ -7,6 +7,7 @@ node. vLLM's own statistics travel only with engine steps, which leaves an idle 
 
 from typing import Any
 
+from lockstep.node.kv_events import EVENTS_UTILITY
 from lockstep.node.parking import plugin as parking
 
 STATUS_UTILITY = "lockstep_status"
@@ -25,6 +26,7 @@ def register() -> None:
     setattr(EngineCore, STATUS_UTILITY, _lockstep_status)
     setattr(EngineCore, FACTS_UTILITY, _lockstep_facts)
     setattr(EngineCore, ABANDON_UTILITY, _lockstep_abandon)
+    setattr(EngineCore, EVENTS_UTILITY, _lockstep_kv_events)
 
 
 def _lockstep_status(engine_core: Any) -> dict[str, Any]:
@@ -58,6 +60,13 @@ def _lockstep_facts(engine_core: Any) -> dict[str, Any]:
         "num_kv_blocks": engine_core.vllm_config.cache_config.num_gpu_blocks,
         **engine_core.model_executor.collective_rpc(_worker_facts)[0],
     }
+
+
+def _lockstep_kv_events(engine_core: Any, seen: int) -> Any:
+    """The next changes of the prefix cache, in a future if there are none yet; see the tap."""
+    from lockstep.node.kv_events import engine_tap
+
+    return engine_tap.next_changes(engine_core, seen)
 
 
 def _lockstep_abandon(engine_core: Any, request_ids: list[str]) -> None:

@@ -22,6 +22,11 @@ def _fits(vllm_config: VllmConfig, facts: EngineFacts) -> None:
     """Nothing that an engine core can make of a prefill node's configuration is unfit."""
 
 
+def _tells_nothing(config: NodeConfig) -> bool:
+    """Nobody would route by it."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Role:
     """One role, as pure functions over vLLM's own structs."""
@@ -47,6 +52,9 @@ class Role:
 
     check_engine: Callable[[VllmConfig, EngineFacts], None] = _fits
     """Looks at what an engine core made of the configuration; raises ConfigError like `check_config`."""
+
+    tells_kv_events: Callable[[NodeConfig], bool] = _tells_nothing
+    """Whether proxies are told which blocks the prefix caches have."""
 
     warmup_prompt_tokens: int = 24
     """Length of the warm-up's prompts: what the role computes in one step."""

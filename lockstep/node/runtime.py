@@ -20,6 +20,7 @@ from lockstep.node.describe import describe
 from lockstep.node.drain import Drain
 from lockstep.node.engine import kill_survivors
 from lockstep.node.engine_cores import EngineCores, StartCores, start_engine
+from lockstep.node.kv_events.blocks import TellsKVEvents
 from lockstep.node.metrics import NodeMetrics
 from lockstep.node.quarantine import QuarantineWatch
 from lockstep.node.role import Role
@@ -116,6 +117,7 @@ class Node:
             engine = start.result()
             pump = asyncio.create_task(self._pump(engine), name="outputs")
             watch = asyncio.create_task(self.telemetry.run(engine), name="telemetry")
+            events = asyncio.create_task(self._follow_kv_events(engine), name="KV events")
             self.ready = True
             await grpc_health.set(SERVICE_NAME, health_pb2.HealthCheckResponse.SERVING)
             logger.info("ready: %d rank(s), gRPC on port %d", engine.num_ranks, self.config.port)
@@ -130,7 +132,7 @@ class Node:
                 if start_anew:
                     raise UnavailableError(start_anew)
             finally:
-                for task in (pump, watch):
+                for task in (pump, watch, events):
                     task.cancel()
         finally:
             self.drain.finish()
@@ -150,6 +152,10 @@ class Node:
         await self.telemetry.poll(engine)
         self.description = describe(self.role, self.config, vllm_config, facts, engine.global_ranks)
         return engine
+
+    async def _follow_kv_events(self, engine: EngineCores) -> None:
+        if self.role.tells_kv_events(self.config) and isinstance(engine, TellsKVEvents):
+            await self.registry.kv_blocks.follow(engine, self.registry.broadcast)
 
     async def _pump(self, engine: EngineCores) -> None:
         """Hand every engine step to its proxies; ends only with EngineDeadError."""

@@ -98,6 +98,7 @@ class NodeService(lockstep_pb2_grpc.NodeServicer):
                 welcome=pb.Welcome(instance_id=self._description().instance_id, loads=self._state.loads())
             )
         )
+        self._registry.kv_blocks.greet(session.send)
         reader = asyncio.create_task(self._read(frames, session), name=f"session-{session.proxy_id}")
         stuck = asyncio.create_task(session.stuck.wait(), name=f"stuck-{session.proxy_id}")
         try:
@@ -141,6 +142,8 @@ class NodeService(lockstep_pb2_grpc.NodeServicer):
                 await self._add(frame.add, session)
             elif kind == "abort":
                 await self._abort(list(frame.abort.request_ids), session)
+            elif kind == "kv_blocks":
+                self._registry.kv_blocks.resend(frame.kv_blocks.rank, session.send)
             else:
                 logger.warning("proxy %s sent an unexpected %s frame", session.proxy_id, kind)
 

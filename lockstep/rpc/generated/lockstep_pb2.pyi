@@ -21,7 +21,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeDescription(_message.Message):
-    __slots__ = ("protocol_version", "role", "group_id", "instance_id", "ready", "model", "revision", "tokenizer", "tokenizer_hash", "generation_config_hash", "dtype", "kv_cache_dtype", "block_size", "served_context_limit", "max_model_len", "num_speculative_tokens", "speculative_method", "speculative_config", "trust_remote_code", "hash_seed", "vllm_version", "nixl_version", "connector_version", "lockstep_version", "runner", "generation_config", "ranks", "engine")
+    __slots__ = ("protocol_version", "role", "group_id", "instance_id", "ready", "model", "revision", "tokenizer", "tokenizer_hash", "generation_config_hash", "dtype", "kv_cache_dtype", "block_size", "served_context_limit", "max_model_len", "num_speculative_tokens", "speculative_method", "speculative_config", "trust_remote_code", "hash_seed", "hash_algorithm", "vllm_version", "nixl_version", "connector_version", "lockstep_version", "runner", "generation_config", "ranks", "engine")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class NodeDescription(_message.Message):
     SPECULATIVE_CONFIG_FIELD_NUMBER: _ClassVar[int]
     TRUST_REMOTE_CODE_FIELD_NUMBER: _ClassVar[int]
     HASH_SEED_FIELD_NUMBER: _ClassVar[int]
+    HASH_ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     VLLM_VERSION_FIELD_NUMBER: _ClassVar[int]
     NIXL_VERSION_FIELD_NUMBER: _ClassVar[int]
     CONNECTOR_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +71,7 @@ class NodeDescription(_message.Message):
     speculative_config: str
     trust_remote_code: bool
     hash_seed: str
+    hash_algorithm: str
     vllm_version: str
     nixl_version: str
     connector_version: str
@@ -78,7 +80,7 @@ class NodeDescription(_message.Message):
     generation_config: str
     ranks: _containers.RepeatedCompositeFieldContainer[RankDescription]
     engine: EngineSettings
-    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., group_id: _Optional[str] = ..., instance_id: _Optional[str] = ..., ready: _Optional[bool] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., tokenizer: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., generation_config_hash: _Optional[str] = ..., dtype: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., served_context_limit: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_speculative_tokens: _Optional[int] = ..., speculative_method: _Optional[str] = ..., speculative_config: _Optional[str] = ..., trust_remote_code: _Optional[bool] = ..., hash_seed: _Optional[str] = ..., vllm_version: _Optional[str] = ..., nixl_version: _Optional[str] = ..., connector_version: _Optional[str] = ..., lockstep_version: _Optional[str] = ..., runner: _Optional[str] = ..., generation_config: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[RankDescription, _Mapping]]] = ..., engine: _Optional[_Union[EngineSettings, _Mapping]] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., group_id: _Optional[str] = ..., instance_id: _Optional[str] = ..., ready: _Optional[bool] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., tokenizer: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., generation_config_hash: _Optional[str] = ..., dtype: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., served_context_limit: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_speculative_tokens: _Optional[int] = ..., speculative_method: _Optional[str] = ..., speculative_config: _Optional[str] = ..., trust_remote_code: _Optional[bool] = ..., hash_seed: _Optional[str] = ..., hash_algorithm: _Optional[str] = ..., vllm_version: _Optional[str] = ..., nixl_version: _Optional[str] = ..., connector_version: _Optional[str] = ..., lockstep_version: _Optional[str] = ..., runner: _Optional[str] = ..., generation_config: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[RankDescription, _Mapping]]] = ..., engine: _Optional[_Union[EngineSettings, _Mapping]] = ...) -> None: ...
 
 class EngineSettings(_message.Message):
     __slots__ = ("scheduler_cls", "async_scheduling", "cudagraph_mode", "full_graph_tokens", "max_num_scheduled_tokens", "long_prefill_token_threshold", "kv_lease_s", "kv_lease_renewal_s", "registration_deadline_s", "kv_load_failure_policy", "arrival_padding", "strict", "records_steps", "data_parallel_size", "pipeline_parallel_size", "device")
@@ -139,14 +141,16 @@ class RankDescription(_message.Message):
     def __init__(self, global_rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., engine_id: _Optional[str] = ..., side_channel_host: _Optional[str] = ..., side_channel_port: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ...) -> None: ...
 
 class ProxyFrame(_message.Message):
-    __slots__ = ("hello", "add", "abort")
+    __slots__ = ("hello", "add", "abort", "kv_blocks")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ADD_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
+    KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     add: AddRequest
     abort: AbortRequests
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., add: _Optional[_Union[AddRequest, _Mapping]] = ..., abort: _Optional[_Union[AbortRequests, _Mapping]] = ...) -> None: ...
+    kv_blocks: KVBlocksRequest
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., add: _Optional[_Union[AddRequest, _Mapping]] = ..., abort: _Optional[_Union[AbortRequests, _Mapping]] = ..., kv_blocks: _Optional[_Union[KVBlocksRequest, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "proxy_id")
@@ -173,20 +177,22 @@ class AbortRequests(_message.Message):
     def __init__(self, request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class NodeFrame(_message.Message):
-    __slots__ = ("welcome", "step", "load", "records", "error", "draining")
+    __slots__ = ("welcome", "step", "load", "records", "error", "draining", "kv_blocks")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     step: StepOutputs
     load: RankLoad
     records: StepRecords
     error: RequestError
     draining: Draining
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., step: _Optional[_Union[StepOutputs, _Mapping]] = ..., load: _Optional[_Union[RankLoad, _Mapping]] = ..., records: _Optional[_Union[StepRecords, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
+    kv_blocks: KVBlocks
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., step: _Optional[_Union[StepOutputs, _Mapping]] = ..., load: _Optional[_Union[RankLoad, _Mapping]] = ..., records: _Optional[_Union[StepRecords, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., kv_blocks: _Optional[_Union[KVBlocks, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("instance_id", "loads")
@@ -247,6 +253,26 @@ class StepRecord(_message.Message):
     dummy: bool
     cause: str
     def __init__(self, step: _Optional[int] = ..., mode: _Optional[str] = ..., width: _Optional[int] = ..., rows: _Optional[int] = ..., tokens: _Optional[int] = ..., padded_tokens: _Optional[int] = ..., dummy: _Optional[bool] = ..., cause: _Optional[str] = ...) -> None: ...
+
+class KVBlocks(_message.Message):
+    __slots__ = ("rank", "number", "snapshot", "stored", "removed")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    number: int
+    snapshot: bool
+    stored: bytes
+    removed: bytes
+    def __init__(self, rank: _Optional[int] = ..., number: _Optional[int] = ..., snapshot: _Optional[bool] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ...) -> None: ...
+
+class KVBlocksRequest(_message.Message):
+    __slots__ = ("rank",)
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    def __init__(self, rank: _Optional[int] = ...) -> None: ...
 
 class RequestError(_message.Message):
     __slots__ = ("request_id", "code", "message")

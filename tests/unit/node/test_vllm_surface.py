@@ -8,6 +8,8 @@ from vllm.config import CompilationConfig, CUDAGraphMode, SchedulerConfig, VllmC
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_scheduler import NixlBaseConnectorScheduler
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker import NixlBaseConnectorWorker
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 from vllm.v1.engine import EngineCoreRequest
@@ -55,6 +57,29 @@ def test_utilities_are_looked_up_by_name_on_the_engine_core() -> None:
     abandon = getattr(engine_core.EngineCore, engine_status.ABANDON_UTILITY)
     assert len(inspect.signature(status).parameters) == 1
     assert list(inspect.signature(abandon).parameters)[1:] == ["request_ids"]
+
+
+def test_utility_of_one_engine_may_answer_later() -> None:
+    """A future's result is the answer; the client finds its engines by the index of the rank."""
+    assert "isinstance(result, Future)" in inspect.getsource(
+        engine_core.EngineCoreProc._invoke_utility_method
+    )
+    assert inspect.signature(AsyncMPClient._call_utility_async).parameters["engine"].kind is (
+        inspect.Parameter.KEYWORD_ONLY
+    )
+    assert "for engine in self.core_engines" in inspect.getsource(AsyncMPClient.call_utility_all_async)
+
+
+def test_scheduler_publishes_kv_events_once_a_step() -> None:
+    """By the attribute that is replaced, for all groups, out of the pool that is asked."""
+    update = inspect.getsource(Scheduler.update_from_output)
+    assert "self.kv_event_publisher.publish(batch)" in update
+    assert "self.kv_cache_config = kv_cache_config" in inspect.getsource(Scheduler.__init__)
+    assert "self.block_pool = " in inspect.getsource(KVCacheManager.__init__)
+    assert list(inspect.signature(BlockPool.get_cached_block).parameters)[1:] == [
+        "block_hash",
+        "kv_cache_group_ids",
+    ]
 
 
 def test_scheduler_says_its_load() -> None:

@@ -12,6 +12,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from lockstep.errors import ConfigError
 from proxy.config import ProxyConfig
+from proxy.tracing import endpoint
 
 PROG = "lockstep proxy"
 
@@ -54,6 +55,7 @@ def _front_end_args(argv: list[str]) -> Namespace:
         if getattr(args, name) != parser.get_default(name):
             flag = "MODEL" if name == "model_tag" else "--" + name.replace("_", "-")
             raise ConfigError(f"{flag}: {why}; remove it")
+    endpoint.prepare(args)
     try:
         validate_parsed_serve_args(args)
         if args.tool_parser_plugin:

@@ -77,6 +77,8 @@ class Dispatcher:
             ),
         ):
             load.begin(attempt.tokens)
+            if flight.spans is not None:
+                leg = flight.spans.leg(load.node.role, leg)
             self._sessions[load.node.address].add(
                 attempt.leg_id, load.rank.local_rank, codec.encode_request(leg)
             )

@@ -14,6 +14,8 @@ from proxy.metrics import AttemptReason
 from proxy.nodes import Role
 from proxy.outlet import Outlet
 from proxy.routing import RankKey, RankLoad
+from proxy.tracing import attempt_spans
+from proxy.tracing.attempt_spans import AttemptSpans
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +48,8 @@ class Flight:
     """Since when an ended attempt keeps the stream waiting."""
     account: Account | None = None
     """Whose tokens it uses."""
+    spans: AttemptSpans | None = None
+    """Of the live attempt, where the request is traced."""
     _events: list[EngineCoreEvent] = field(default_factory=list)
     """For the next output."""
 
@@ -76,6 +80,8 @@ class Flight:
         """Both legs go to these ranks. `hand_off`: decode goes on from prefill's token."""
         number = len(self.attempts) + 1
         attempt = Attempt(self.next_leg_id, number, self.next_reason, prefill, decode, self.tokens, hand_off)
+        since_s = self.attempts[-1].ended_s if self.attempts else self.queued_s
+        self.spans = attempt_spans.begin(self.request.trace_headers, attempt, self.request_id, since_s)
         self.attempts.append(attempt)
         self.attempt = attempt
         return attempt
@@ -87,6 +93,9 @@ class Flight:
             return
         self.attempt = None
         attempt.over()
+        if self.spans is not None:
+            self.spans.close(attempt, self.tokens - attempt.tokens)
+            self.spans = None
         if attempt.end is not None:
             self._note(attempt, attempt.end)
 
@@ -101,6 +110,8 @@ class Flight:
         if attempt is None:
             return []
         outputs = attempt.on_output(role, output, clock_offset_s)
+        if self.spans is not None:
+            self.spans.took(role, output)
         if role == "prefill" and attempt.hand_off and outputs:
             first = self._first_token(attempt, outputs.pop(0))
             if attempt.hand_off_ended:
@@ -140,6 +151,7 @@ class Flight:
         events, self._events = [*self._events, *preemptions], []
         output.request_id = self.front_id
         output.kv_transfer_params = None
+        output.trace_headers = self.request.trace_headers  # the parent of vLLM's own span
         prefill, attempt.prefill_output = attempt.prefill_output, None
         if self.first_token_s:
             output.prefill_stats = None

@@ -6,6 +6,7 @@ import time
 from lockstep import logs
 from proxy.attempt import Attempt
 from proxy.flight import Flight
+from proxy.tracing.context import trace_id
 
 logger = logging.getLogger(__name__)
 
@@ -29,11 +30,12 @@ def attempt_over(flight: Flight, attempt: Attempt) -> None:
 
 
 def ended(flight: Flight, outcome: str) -> None:
-    """The one line of a choice."""
+    """The one line of a choice; it names the trace where there is one."""
     bound = logs.request_id.set(flight.request_id)
     reasons = ",".join(attempt.reason for attempt in flight.attempts)
+    trace = trace_id(flight.request.trace_headers)
     logger.info(
-        "%s: %s, key=%s prompt_tokens=%d output_tokens=%d attempts=%d%s %s %s",
+        "%s: %s, key=%s prompt_tokens=%d output_tokens=%d attempts=%d%s %s %s%s",
         flight.choice_id,
         outcome,
         flight.account.label if flight.account else "-",
@@ -43,6 +45,7 @@ def ended(flight: Flight, outcome: str) -> None:
         f"({reasons})" if reasons else "",
         timings(flight),
         _ranks(flight.attempts[-1]) if flight.attempts else "prefill=- decode=-",
+        f" trace={trace}" if trace else "",
     )
     logs.request_id.reset(bound)
 

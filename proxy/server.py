@@ -48,6 +48,7 @@ from proxy.security import certificates, exposed
 from proxy.security.key_source import KeySource
 from proxy.session import NodeSession
 from proxy.succession import FrontEnds
+from proxy.tracing.request_span import RequestSpan
 from proxy.unserved_routes import add_unserved
 
 logger = logging.getLogger(__name__)
@@ -170,7 +171,9 @@ async def build(
         Middleware(RankHeader, num_ranks=lambda: client.flow.num_decode_ranks),
         Middleware(FirstByteGate),
     ]
-    app.user_middleware[:0] = door.middleware()
+    # Of strangers nothing is traced: what the door refuses has no span.
+    traced = [Middleware(RequestSpan)] if args.otlp_traces_endpoint is not None else []
+    app.user_middleware[:0] = [*door.middleware(), *traced]
     # vLLM's SageMaker bootstrap has built the stack already; Starlette builds it anew at the first call.
     app.middleware_stack = None
     _add_health(app, door)

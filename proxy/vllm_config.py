@@ -30,6 +30,7 @@ def from_nodes(args: Namespace, prefill: Node, decode: Node) -> VllmConfig:
             speculative_config=engine_args.create_speculative_config(model_config, parallel_config),
             logging_config=engine_args.create_logging_config(),
             structured_outputs_config=engine_args.create_structured_outputs_config(),
+            observability_config=engine_args.create_observability_config(),
         )
     except (ValueError, OSError, RuntimeError) as error:
         raise ConfigError(

@@ -349,3 +349,15 @@ def test_priority_comes_by_header_and_keyword() -> None:
     assert PRIORITY_HEADER == "X-Vllm-Priority"
     assert inspect.signature(AsyncLLM.add_request).parameters["priority"].default == 0
     assert "priority=priority" in inspect.getsource(AsyncLLM.generate)
+
+
+def test_spans_have_their_parent_from_the_outputs_headers() -> None:
+    """The front end sets the exporter up and hands the client's context on; its span asks the last output."""
+    assert "init_tracer(" in inspect.getsource(AsyncLLM.__init__)
+    assert "trace_headers" in inspect.signature(AsyncLLM.add_request).parameters
+    assert "extract_trace_context(engine_core_output.trace_headers)" in inspect.getsource(
+        OutputProcessor.do_tracing
+    )
+    assert {"trace_headers"} <= set(EngineCoreRequest.__struct_fields__) & set(
+        EngineCoreOutput.__struct_fields__
+    )

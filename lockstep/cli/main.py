@@ -12,6 +12,7 @@ from lockstep.cli.devices import DECODE_RANKS
 from lockstep.cli.machine import Device
 from lockstep.cli.passthrough import PassThrough, become
 from lockstep.cli.plan import Role, UpOptions
+from lockstep.cli.sim import sim_app
 from lockstep.cli.status import console, fetch, show
 from lockstep.cli.up import UpCommand, run_up
 from lockstep.errors import ConfigError, LockstepError
@@ -169,6 +170,9 @@ def decode(ctx: typer.Context) -> None:
 def proxy(ctx: typer.Context) -> None:
     """Run the proxy: the OpenAI endpoint in front of prefill and decode nodes."""
     become(Role.PROXY, ctx.args)
+
+
+app.add_typer(sim_app, name="sim")
 
 
 @app.command(

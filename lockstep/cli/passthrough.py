@@ -20,6 +20,10 @@ class PassThrough(TyperCommand):
 
 def become(role: Role, args: list[str]) -> NoReturn:
     """Replace this process by the service, so that signals and the exit code are the service's own."""
-    argv = [*service_argv(role), *args]
+    replace_process([*service_argv(role), *args])
+
+
+def replace_process(argv: list[str]) -> NoReturn:
+    """`argv` begins with the path of the program."""
     sys.stdout.flush()
     os.execv(argv[0], argv)

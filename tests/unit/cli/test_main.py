@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lockstep.cli.main import app
+from lockstep.cli.model import CHECKOUT, PICO
 
 LOCKSTEP = str(Path(sys.executable).with_name("lockstep"))
 
@@ -33,13 +34,35 @@ def test_service_commands_pass_everything_on(
     assert calls == [[sys.executable, "-P", "-m", module, *args]]
 
 
+def test_sim_becomes_the_simulated_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With pico, whose tokenizer and shape are all that is used, where no model is named."""
+    calls: list[list[str]] = []
+
+    def execv(_path: str, argv: list[str]) -> None:
+        calls.append(argv)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execv", execv)
+    for role in ("prefill", "decode"):
+        for args in (["MODEL", "--port", "9"], ["--port", "9"], ["--help"]):
+            assert CliRunner().invoke(app, ["sim", role, *args]).exit_code == 0
+    begins = [sys.executable, "-P", "-m"]
+    pico = str(CHECKOUT / PICO)
+    assert calls[:3] == [
+        [*begins, "prefill_node.sim", "MODEL", "--port", "9"],
+        [*begins, "prefill_node.sim", pico, "--port", "9"],
+        [*begins, "prefill_node.sim", "--help"],
+    ]
+    assert [argv[3] for argv in calls[3:]] == ["decode_node.sim"] * 3
+
+
 def test_help_lists_every_command() -> None:
     """A newcomer sees all commands and an example."""
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0
     assert all(
         name in result.output
-        for name in ("up", "status", "prefill", "decode", "proxy", "version", "Examples")
+        for name in ("up", "status", "prefill", "decode", "proxy", "sim", "version", "Examples")
     )
 
 

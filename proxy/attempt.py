@@ -39,6 +39,8 @@ class Attempt:
     prefill: RankLoad
     decode: RankLoad
     tokens: int
+    uncached_tokens: int = 0
+    """Those of them that prefill did not have, as far as was known."""
     hand_off: bool = False
     """Prefill's token is the client's, and decode goes on from it."""
     phase: Phase = Phase.DISPATCHED

@@ -7,6 +7,7 @@ from pydantic import Field
 from lockstep.rpc.credentials import CallerConfig
 from proxy.admission.config import AdmissionConfig
 from proxy.discovery.config import DiscoveryConfig
+from proxy.routing.policies import PolicyName
 
 
 class ProxyConfig(DiscoveryConfig, AdmissionConfig, CallerConfig):
@@ -17,6 +18,12 @@ class ProxyConfig(DiscoveryConfig, AdmissionConfig, CallerConfig):
         ge=1,
         description="prompt tokens that one prefill rank may have outstanding before requests queue here; "
         "two steps' token budget of the rank if not given",
+    )
+    routing_policy: PolicyName = Field(
+        "lockstep",
+        description="how ranks are chosen. lockstep: prefill by the tokens that wait there and those of the "
+        "prompt that it has not cached, decode by free rows and KV and by the graph that its group runs in; "
+        "prefix: prefill by the longest cached part of the prompt; least_loaded; round_robin",
     )
     connect_timeout_s: float = Field(5.0, gt=0, description="deadline of each call that opens a session")
     startup_timeout_s: float = Field(

@@ -9,7 +9,8 @@ from proxy.cluster import Cluster
 from proxy.flight import Flight
 from proxy.hand_off import held_back_because
 from proxy.metrics import ProxyMetrics
-from proxy.routing import RankLoad, Ranks
+from proxy.routing import Asked, RankLoad, Ranks
+from proxy.routing.prefix_hashes import PrefixHashes
 from proxy.session import NodeSession
 
 
@@ -41,7 +42,7 @@ class Dispatcher:
         return self._by_leg.get(leg_id)
 
     def send(self, flight: Flight) -> bool:
-        """Start both legs of the next attempt, or return False while no prefill rank is below its window.
+        """Start both legs of the next attempt, or return False while it has to wait for one of its ranks.
 
         Raises UnavailableError without a live rank on either side, InvalidRequestError for a decode rank that
         the client named and that does not exist.
@@ -50,6 +51,7 @@ class Dispatcher:
         if pair is None:
             return False
         prefill, decode = pair
+        uncached_tokens = self._asked(flight).uncached_tokens(prefill)
         token = new_token()
         peer = PrefillPeer(
             engine_id=prefill.rank.engine_id,
@@ -65,18 +67,25 @@ class Dispatcher:
         )
         hand_off = held_back is None
         attempt = flight.begin(prefill, decode, hand_off=hand_off)
+        attempt.uncached_tokens = uncached_tokens
+        self._metrics.routed(uncached_tokens, attempt.tokens - uncached_tokens)
         if held_back is not None:
             self._metrics.first_token_of(held_back)
         self._by_leg[attempt.leg_id] = flight
         self._metrics.attempted(attempt.reason)
-        for load, leg in (
-            (prefill, legs.prefill_leg(flight.request, attempt.leg_id, token, carried, hand_off=hand_off)),
+        for load, tokens, leg in (
+            (
+                prefill,
+                uncached_tokens,
+                legs.prefill_leg(flight.request, attempt.leg_id, token, carried, hand_off=hand_off),
+            ),
             (
                 decode,
+                attempt.tokens,
                 legs.decode_leg(flight.request, attempt.leg_id, peer, token, carried, hand_off=hand_off),
             ),
         ):
-            load.begin(attempt.tokens)
+            load.begin(tokens)
             if flight.spans is not None:
                 leg = flight.spans.leg(load.node.role, leg)
             self._sessions[load.node.address].add(
@@ -88,7 +97,7 @@ class Dispatcher:
         """The prompt is not outstanding any more; the prefill rank holds it until its KV has arrived."""
         if not attempt.prefill_released:
             attempt.prefill_released = attempt.prefill_holds = True
-            attempt.prefill.end(attempt.tokens)
+            attempt.prefill.end(attempt.uncached_tokens)
             attempt.prefill.hold(attempt.tokens)
         if attempt.phase is Phase.STREAMING:
             self._let_go(attempt)
@@ -118,18 +127,31 @@ class Dispatcher:
                     session.abort([attempt.leg_id])
 
     def _pick(self, flight: Flight) -> tuple[RankLoad, RankLoad] | None:
-        """Two ranks of nodes of one key; None while no prefill rank is below its window."""
+        """Two ranks of nodes of one key; None while no prefill rank is below its window, or no decode rank
+        takes more.
+        """
         served, wanted = flight.outlet.served, flight.request.data_parallel_rank
+        asked = self._asked(flight)
         if wanted is not None:
             known, live = self._cluster.known("decode", served), self._cluster.live("decode", served)
             decode = self._ranks.decode_at(known, live, wanted)
             fitting = self._cluster.live("prefill", served, decode.node.key)
-            prefill = self._ranks.pick_prefill(fitting, flight.failed_at)
+            prefill = self._ranks.pick_prefill(fitting, asked)
             return (prefill, decode) if prefill else None
-        prefill = self._ranks.pick_prefill(self._cluster.live("prefill", served), flight.failed_at)
+        prefill = self._ranks.pick_prefill(self._cluster.live("prefill", served), asked)
         if prefill is None:
             if not self._cluster.live("decode", served):
                 raise NoDecodeNodeError("No decode node is ready.")
             return None
-        fitting = self._cluster.live("decode", served, prefill.node.key)
-        return prefill, self._ranks.pick_decode(fitting, flight.failed_at)
+        chosen = self._ranks.pick_decode(self._cluster.live("decode", served, prefill.node.key), asked)
+        return (prefill, chosen) if chosen else None
+
+    def _asked(self, flight: Flight) -> Asked:
+        """The same one until the attempt is sent, so that blocks are hashed once however long it waits."""
+        if flight.asked is None:
+            prefix = None
+            if self._ranks.reads_prefixes and flight.reads_prefix_cache:
+                prompt = flight.request.prompt_token_ids or []
+                prefix = PrefixHashes([*prompt, *flight.output_token_ids], flight.request.cache_salt)
+            flight.asked = Asked(flight.tokens, prefix, flight.failed_at, flight.session)
+        return flight.asked

@@ -14,6 +14,7 @@ from proxy.flight import Flight
 from proxy.flow import Flow
 from proxy.ids import ChoiceIds
 from proxy.outlet import Outlet
+from proxy.session_header import session
 
 
 @dataclass(slots=True)
@@ -52,6 +53,7 @@ class ClusterClient(EngineCoreClient):
         prompt_tokens = legs.prompt_tokens(request)
         flight = Flight(request.request_id, request, self._ids.new(), prompt_tokens, self.outlet)
         flight.account = current_account.get()
+        flight.session = session.get()
         self.flow.start(flight)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:

@@ -13,7 +13,7 @@ from proxy.ids import leg_id
 from proxy.metrics import AttemptReason
 from proxy.nodes import Role
 from proxy.outlet import Outlet
-from proxy.routing import RankKey, RankLoad
+from proxy.routing import Asked, RankKey, RankLoad
 from proxy.tracing import attempt_spans
 from proxy.tracing.attempt_spans import AttemptSpans
 
@@ -48,6 +48,10 @@ class Flight:
     """Since when an ended attempt keeps the stream waiting."""
     account: Account | None = None
     """Whose tokens it uses."""
+    session: str | None = None
+    """By the client's X-Session-ID."""
+    asked: Asked | None = None
+    """What its next attempt is known by to those who choose ranks, once somebody asked."""
     spans: AttemptSpans | None = None
     """Of the live attempt, where the request is traced."""
     _events: list[EngineCoreEvent] = field(default_factory=list)
@@ -76,14 +80,24 @@ class Flight:
         """The id of both legs of the next attempt; never used before."""
         return leg_id(self.choice_id, len(self.attempts) + 1)
 
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """As prefill decides it (vllm/v1/request.py, get_skip_reading_prefix_cache)."""
+        params = self.request.sampling_params
+        if params.skip_reading_prefix_cache is not None:
+            return not params.skip_reading_prefix_cache
+        return params.prompt_logprobs is None or bool(self.output_token_ids)
+
     def begin(self, prefill: RankLoad, decode: RankLoad, *, hand_off: bool) -> Attempt:
         """Both legs go to these ranks. `hand_off`: decode goes on from prefill's token."""
         number = len(self.attempts) + 1
-        attempt = Attempt(self.next_leg_id, number, self.next_reason, prefill, decode, self.tokens, hand_off)
+        attempt = Attempt(
+            self.next_leg_id, number, self.next_reason, prefill, decode, self.tokens, hand_off=hand_off
+        )
         since_s = self.attempts[-1].ended_s if self.attempts else self.queued_s
         self.spans = attempt_spans.begin(self.request.trace_headers, attempt, self.request_id, since_s)
         self.attempts.append(attempt)
-        self.attempt = attempt
+        self.attempt, self.asked = attempt, None
         return attempt
 
     def attempt_over(self) -> None:

@@ -200,6 +200,10 @@ class Flow:
             self.suspicion.steps.stepped(address, frame.records.rank, time.monotonic())
         elif kind == "error":
             self._error(address, frame.error)
+        elif kind == "kv_blocks":
+            session = self._dispatcher.session(address)
+            if not self._ranks.kv_blocks(address, frame.kv_blocks) and session is not None:
+                session.ask_kv_blocks(frame.kv_blocks.rank)
         elif kind == "draining":
             self._cluster.down(address, "draining")
         self._in_flight.pump()
@@ -254,7 +258,7 @@ class Flow:
         return outputs
 
     def _load(self, address: str, load: pb.RankLoad) -> None:
-        self._ranks.report(address, load.rank, load.num_running, load.num_waiting)
+        self._ranks.report(address, load.rank, load.num_running, load.num_waiting, load.kv_cache_usage)
         self.suspicion.steps.reported(address, load.rank, load.num_running, time.monotonic())
 
     def _error(self, address: str, error: pb.RequestError) -> None:

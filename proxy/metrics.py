@@ -163,12 +163,21 @@ class ProxyMetrics:
             ["outcome"],
             registry=self.registry,
         )
+        self.routed_tokens = Counter(
+            "lockstep_proxy_routed_tokens",
+            "Prompt tokens of attempts that were sent, by whether the prefill rank had them cached as far as "
+            "the proxy knew.",
+            ["cached"],
+            registry=self.registry,
+        )
         self.refusals = Counter(
             "lockstep_proxy_refused",
             "Requests that the proxy itself turned away, and clients that it cut off, by why.",
             ["reason"],
             registry=self.registry,
         )
+        for cached in ("yes", "no"):
+            self.routed_tokens.labels(cached)
         for refusal in Refusal:
             self.refusals.labels(refusal)
         for hand_off in HandOffOutcome:
@@ -192,6 +201,12 @@ class ProxyMetrics:
     def refused(self, reason: Refusal) -> None:
         """A request was turned away, or a client cut off."""
         self.refusals.labels(reason).inc()
+
+    def routed(self, uncached_tokens: int, cached_tokens: int) -> None:
+        """An attempt's prefill leg was sent."""
+        self.routed_tokens.labels("no").inc(uncached_tokens)
+        if cached_tokens:
+            self.routed_tokens.labels("yes").inc(cached_tokens)
 
     def first_token_of(self, outcome: HandOffOutcome) -> None:
         """An attempt's first token was passed on, or will be held back."""

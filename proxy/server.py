@@ -43,10 +43,11 @@ from proxy.ids import ChoiceIds
 from proxy.live import admin_port
 from proxy.nodes import Node, Role
 from proxy.rank_header import RankHeader
-from proxy.routing import Ranks
+from proxy.routing import Ranks, policies
 from proxy.security import certificates, exposed
 from proxy.security.key_source import KeySource
 from proxy.session import NodeSession
+from proxy.session_header import SessionHeader
 from proxy.succession import FrontEnds
 from proxy.tracing.request_span import RequestSpan
 from proxy.unserved_routes import add_unserved
@@ -116,7 +117,7 @@ async def sessions(config: ProxyConfig) -> AsyncIterator[tuple[Cluster, ClusterC
     sources = configured.sources(config)
     cluster = Cluster()
     ids = ChoiceIds()
-    ranks = Ranks(config.prefill_window_tokens)
+    ranks = Ranks(config.prefill_window_tokens, policies.policy(config.routing_policy))
     flow = Flow(
         cluster,
         ranks,
@@ -169,6 +170,7 @@ async def build(
     # Innermost, so that vLLM's request metrics count the status that the client gets.
     app.user_middleware += [
         Middleware(RankHeader, num_ranks=lambda: client.flow.num_decode_ranks),
+        Middleware(SessionHeader),
         Middleware(FirstByteGate),
     ]
     # Of strangers nothing is traced: what the door refuses has no span.

@@ -84,6 +84,10 @@ class NodeSession:
         """Abort legs; the node ignores ids that it does not have (any more)."""
         self._put(pb.ProxyFrame(abort=pb.AbortRequests(request_ids=request_ids)))
 
+    def ask_kv_blocks(self, rank: int) -> None:
+        """Have the node tell anew what the prefix cache of a rank has."""
+        self._put(pb.ProxyFrame(kv_blocks=pb.KVBlocksRequest(rank=rank)))
+
     async def status(self, timeout_s: float) -> pb.NodeStatus:
         """What the node has done so far. Raises AioRpcError; call it only on a session that was up."""
         assert self._stub is not None

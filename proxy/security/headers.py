@@ -11,12 +11,14 @@ from proxy.security import answers
 
 REQUEST_ID_CHARACTERS = 128
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@|~-]{1,%d}" % REQUEST_ID_CHARACTERS)
+SESSION_ID_CHARACTERS = 256
+_SESSION_ID = re.compile(rb"[\x20-\x7e]{0,%d}" % SESSION_ID_CHARACTERS)
 _PRIORITY = re.compile(rb"[+-]?[0-9]{1,18}")
 
 _ONCE = frozenset(
     {
         *(b"authorization", b"x-api-key", b"host", b"content-length", b"content-type"),
-        *(b"x-request-id", b"x-data-parallel-rank", b"x-vllm-priority"),
+        *(b"x-request-id", b"x-data-parallel-rank", b"x-vllm-priority", b"x-session-id"),
     }
 )
 """Of two of these, one program takes the first and the next one the last."""
@@ -25,6 +27,10 @@ _FORMS = {
     b"x-request-id": (
         _REQUEST_ID,
         f"X-Request-Id must be 1 to {REQUEST_ID_CHARACTERS} letters, digits and . _ : / + = @ | ~ -",
+    ),
+    b"x-session-id": (
+        _SESSION_ID,
+        f"X-Session-ID must be at most {SESSION_ID_CHARACTERS} printable ASCII characters",
     ),
     # vLLM takes one that is no number for none (generate/base/serving.py::_get_priority).
     b"x-vllm-priority": (_PRIORITY, "X-Vllm-Priority must be an integer"),

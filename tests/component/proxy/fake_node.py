@@ -74,6 +74,9 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
         self.port = 0
         self.starts = 0
         self.status: dict[str, Any] = {}
+        self.kv_blocks: list[pb.KVBlocks] = []
+        """Sent to each session that opens."""
+        self.kv_blocks_asked: list[int] = []
         self._server: grpc.aio.Server | None = None
 
     @property
@@ -112,6 +115,11 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
         """Take no new requests, as on SIGTERM."""
         for frames in self.sessions:
             frames.put_nowait(pb.NodeFrame(draining=pb.Draining(deadline_s=30)))
+
+    def tell(self, blocks: pb.KVBlocks) -> None:
+        """Say what the prefix cache of a rank has, or what has changed in it."""
+        for frames in self.sessions:
+            frames.put_nowait(pb.NodeFrame(kv_blocks=blocks))
 
     def description(self) -> pb.NodeDescription:
         ranks = [
@@ -175,6 +183,8 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
         out: asyncio.Queue[pb.NodeFrame | None] = asyncio.Queue()
         self.sessions.append(out)
         out.put_nowait(pb.NodeFrame(welcome=pb.Welcome(instance_id=self.description().instance_id)))
+        for blocks in self.kv_blocks:
+            out.put_nowait(pb.NodeFrame(kv_blocks=blocks))
         reader = asyncio.create_task(self._read(frames, out))
         try:
             while (frame := await out.get()) is not None:
@@ -196,6 +206,8 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
                     )
                     self.refused.append(refusal)
                     out.put_nowait(pb.NodeFrame(error=refusal))
+            elif frame.WhichOneof("frame") == "kv_blocks":
+                self.kv_blocks_asked.append(frame.kv_blocks.rank)
             else:
                 for request_id in frame.abort.request_ids:
                     self.aborted.append(request_id)

@@ -6,63 +6,68 @@ from hypothesis import strategies as st
 from unit.proxy.nodes_for_tests import node
 
 from lockstep.errors import InvalidRequestError, LockstepError, NoDecodeNodeError, NoPrefillNodeError
-from proxy.routing import Ranks, decode_ranks, default_window_tokens
+from proxy.routing import Asked, Ranks, decode_ranks, default_window_tokens
+from proxy.routing.least_loaded import LeastLoaded
 from proxy.window_queue import WindowQueue
+
+ASKED = Asked(1)
 
 
 def test_prefill_with_the_least_outstanding_tokens() -> None:
     """Tokens count, not requests."""
     nodes = [node("prefill", "a"), node("prefill", "b")]
-    ranks = Ranks(1000)
+    ranks = Ranks(1000, LeastLoaded())
     for n in nodes:
         ranks.add(n)
-    first = ranks.pick_prefill(nodes)
+    first = ranks.pick_prefill(nodes, ASKED)
     first.begin(300)
-    second = ranks.pick_prefill(nodes)
+    second = ranks.pick_prefill(nodes, ASKED)
     assert second is not first
     second.begin(100)
-    assert ranks.pick_prefill(nodes) is second
+    assert ranks.pick_prefill(nodes, ASKED) is second
     first.end(300)
-    assert ranks.pick_prefill(nodes) is first
+    assert ranks.pick_prefill(nodes, ASKED) is first
 
 
 def test_prefill_at_its_window_is_not_picked() -> None:
     """Below the window one more goes; an idle rank takes any."""
     nodes = [node("prefill", "a")]
-    ranks = Ranks(100)
+    ranks = Ranks(100, LeastLoaded())
     ranks.add(nodes[0])
-    load = ranks.pick_prefill(nodes)
+    load = ranks.pick_prefill(nodes, ASKED)
     load.begin(99)
-    assert ranks.pick_prefill(nodes) is load
+    assert ranks.pick_prefill(nodes, ASKED) is load
     load.begin(500)
-    assert ranks.pick_prefill(nodes) is None
+    assert ranks.pick_prefill(nodes, ASKED) is None
 
 
 def test_default_window_is_two_steps() -> None:
     """From the rank's own token budget."""
-    ranks = Ranks(None)
+    ranks = Ranks(None, LeastLoaded())
     ranks.add(node("prefill", "a"))
-    assert ranks.pick_prefill([node("prefill", "a")]).window_tokens == default_window_tokens(100) == 200
+    assert (
+        ranks.pick_prefill([node("prefill", "a")], ASKED).window_tokens == default_window_tokens(100) == 200
+    )
 
 
 def test_no_rank_is_an_error_of_its_side() -> None:
     """So that the client learns which side is missing."""
     with pytest.raises(NoPrefillNodeError):
-        Ranks(1).pick_prefill([])
+        Ranks(1, LeastLoaded()).pick_prefill([], ASKED)
     with pytest.raises(NoDecodeNodeError):
-        Ranks(1).pick_decode([])
+        Ranks(1, LeastLoaded()).pick_decode([], ASKED)
 
 
 def test_decode_with_the_fewest_requests() -> None:
     """What the node reports, which includes other proxies, plus what was sent since."""
     n = node("decode", "d", num_ranks=2)
-    ranks = Ranks(1)
+    ranks = Ranks(1, LeastLoaded())
     ranks.add(n)
     ranks.report("d", 0, num_running=2, num_waiting=1)
     ranks.report("d", 1, num_running=1, num_waiting=0)
     picked = []
     for _ in range(4):
-        load = ranks.pick_decode([n])
+        load = ranks.pick_decode([n], ASKED)
         load.begin(1)
         picked.append(load.rank.local_rank)
     assert picked == [1, 1, 0, 1]
@@ -71,11 +76,11 @@ def test_decode_with_the_fewest_requests() -> None:
 def test_own_requests_count_even_if_a_report_misses_them() -> None:
     """A report may have been made before the last requests arrived."""
     n = node("decode", "d", num_ranks=2)
-    ranks = Ranks(1)
+    ranks = Ranks(1, LeastLoaded())
     ranks.add(n)
-    ranks.pick_decode([n]).begin(1)
+    ranks.pick_decode([n], ASKED).begin(1)
     ranks.report("d", 0, 0, 0)
-    assert ranks.pick_decode([n]).rank.local_rank == 1
+    assert ranks.pick_decode([n], ASKED).rank.local_rank == 1
 
 
 def test_decode_rank_by_number() -> None:
@@ -86,7 +91,7 @@ def test_decode_rank_by_number() -> None:
         node("decode", "d1", group_id="g"),
     ]
     assert [n.address for n, _ in decode_ranks(nodes)] == ["d2", "d1", "e"]
-    ranks = Ranks(1)
+    ranks = Ranks(1, LeastLoaded())
     ranks.add(nodes[1])
     assert ranks.decode_at(nodes, nodes, 2).node.address == "e"
     with pytest.raises(InvalidRequestError, match=r"data_parallel_rank 3 is out of range \[0, 3\)"):
@@ -100,24 +105,27 @@ def test_decode_rank_by_number() -> None:
 def test_rank_that_failed_comes_after_all_others() -> None:
     """However little it has to do; of several such, the one that failed longest ago."""
     n = node("decode", "d", num_ranks=3)
-    ranks = Ranks(1)
+    ranks = Ranks(1, LeastLoaded())
     ranks.add(n)
     ranks.report("d", 2, num_running=9, num_waiting=9)
-    assert ranks.pick_decode([n], {("d", 0): 1, ("d", 1): 2}).rank.local_rank == 2
-    assert ranks.pick_decode([n], {("d", 0): 3, ("d", 1): 1, ("d", 2): 2}).rank.local_rank == 1
-    assert ranks.pick_decode([n], {("other", 0): 1}).rank.local_rank == 0
+    assert ranks.pick_decode([n], Asked(1, failed_at={("d", 0): 1, ("d", 1): 2})).rank.local_rank == 2
+    assert (
+        ranks.pick_decode([n], Asked(1, failed_at={("d", 0): 3, ("d", 1): 1, ("d", 2): 2})).rank.local_rank
+        == 1
+    )
+    assert ranks.pick_decode([n], Asked(1, failed_at={("other", 0): 1})).rank.local_rank == 0
 
 
 def test_failed_prefill_rank_is_better_than_none() -> None:
     """While the others are at their windows it is the one with room."""
     nodes = [node("prefill", "a"), node("prefill", "b")]
-    ranks = Ranks(100)
+    ranks = Ranks(100, LeastLoaded())
     for n in nodes:
         ranks.add(n)
-    assert ranks.pick_prefill(nodes, {("a", 0): 1}).node.address == "b"
+    assert ranks.pick_prefill(nodes, Asked(1, failed_at={("a", 0): 1})).node.address == "b"
     ranks.of("b")[0].begin(100)
-    assert ranks.pick_prefill(nodes, {("a", 0): 1}).node.address == "a"
-    assert ranks.pick_prefill([nodes[0]], {("a", 0): 1}).node.address == "a"
+    assert ranks.pick_prefill(nodes, Asked(1, failed_at={("a", 0): 1})).node.address == "a"
+    assert ranks.pick_prefill([nodes[0]], Asked(1, failed_at={("a", 0): 1})).node.address == "a"
 
 
 class Sender:

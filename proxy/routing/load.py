@@ -1,0 +1,91 @@
+"""One live rank and its load, as its node reports it and as this proxy knows it."""
+
+import itertools
+import math
+from dataclasses import dataclass, field
+
+from proxy.nodes import Node, Rank
+from proxy.routing.cached_blocks import CachedBlocks
+
+RankKey = tuple[str, int]
+"""A rank over its node's restarts: address and local rank."""
+
+_uses = itertools.count(1)
+
+
+@dataclass(slots=True, eq=False)
+class RankLoad:
+    """Of one session: it begins anew when the node does."""
+
+    node: Node
+    rank: Rank
+    window_tokens: int
+    held_limit_tokens: int | None = None
+    """Of a prefill rank: what finished prompts may hold of its pool until their KV is on decode."""
+    outstanding_tokens: int = 0
+    """Of prompts that were sent and are not computed, without what the rank had cached as far as known."""
+    held_tokens: int = 0
+    in_flight: int = 0
+    reported: int = 0
+    """Requests running and waiting at the last report, other proxies' included."""
+    kv_cache_usage: float = 0.0
+    """Share of the KV blocks in use at the last report."""
+    sent_since_report: int = 0
+    tokens_since_report: int = 0
+    last_use: int = field(default=0)
+    cached: CachedBlocks | None = None
+    """What its prefix cache has; None while the node tells nothing of it."""
+
+    @property
+    def key(self) -> RankKey:
+        """Names the rank."""
+        return self.node.address, self.rank.local_rank
+
+    @property
+    def requests(self) -> int:
+        """Requests on the rank: the last report plus what it cannot know yet, never less than our own."""
+        return max(self.reported + self.sent_since_report, self.in_flight)
+
+    @property
+    def below_window(self) -> bool:
+        """True too for an idle rank, so a prompt that is larger than the window still goes.
+
+        False while decode leaves too much on the rank: else there would be no room for the prompts that
+        decode has reserved its own blocks for.
+        """
+        room = self.held_limit_tokens is None or self.held_tokens < self.held_limit_tokens
+        return room and self.outstanding_tokens < self.window_tokens
+
+    @property
+    def free_kv_tokens(self) -> float:
+        """Of decode: tokens for which blocks are free, less what was sent since; infinite if not known."""
+        if not self.rank.num_kv_blocks:
+            return math.inf
+        free = (1.0 - self.kv_cache_usage) * self.rank.num_kv_blocks * self.node.key.block_size
+        return free - self.tokens_since_report
+
+    def report(self, num_running: int, num_waiting: int, kv_cache_usage: float = 0.0) -> None:
+        """Take over what the node says."""
+        self.reported, self.kv_cache_usage = num_running + num_waiting, kv_cache_usage
+        self.sent_since_report = self.tokens_since_report = 0
+
+    def begin(self, tokens: int) -> None:
+        """A leg was sent: on prefill with so many tokens to compute, on decode with so many to hold."""
+        self.outstanding_tokens += tokens
+        self.tokens_since_report += tokens
+        self.in_flight += 1
+        self.sent_since_report += 1
+        self.last_use = next(_uses)
+
+    def end(self, tokens: int) -> None:
+        """That leg is over."""
+        self.outstanding_tokens -= tokens
+        self.in_flight -= 1
+
+    def hold(self, tokens: int) -> None:
+        """The prompt is computed, its KV not on decode yet."""
+        self.held_tokens += tokens
+
+    def let_go(self, tokens: int) -> None:
+        """Its KV is on decode, or nobody wants it."""
+        self.held_tokens -= tokens

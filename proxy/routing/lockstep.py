@@ -1,0 +1,53 @@
+"""Routing policy, the default one: by what each choice costs the request, and the group that it joins."""
+
+from collections.abc import Sequence
+
+from proxy.routing.asked import Asked
+from proxy.routing.graph_buckets import growth_tokens, step_rows
+from proxy.routing.load import RankLoad
+
+
+class Lockstep:
+    """Prefill: tokens until the first token is there, which are those that wait and those to compute.
+
+    Decode: first where a row and KV blocks are free; then where the group's steps stay in the graph that they
+    run in; then the fewest rows, and the most free KV. A rank takes the rows of two steps at most, those that
+    run and as many that wait with their KV computed; what is beyond waits here, where its prefill has not
+    begun and another rank may take it.
+    """
+
+    reads_prefixes = True
+
+    def prefill(self, ranks: Sequence[RankLoad], asked: Asked) -> RankLoad:
+        return min(
+            ranks,
+            key=lambda load: (
+                load.outstanding_tokens + asked.uncached_tokens(load),
+                load.requests,
+                load.last_use,
+            ),
+        )
+
+    def decode(self, ranks: Sequence[RankLoad], live: Sequence[RankLoad], asked: Asked) -> RankLoad | None:
+        return min(
+            (load for load in ranks if _takes_more(load)),
+            key=lambda load: (
+                not _has_row(load),
+                load.free_kv_tokens < asked.tokens,
+                growth_tokens(load, live),
+                load.requests,
+                -load.free_kv_tokens,
+                load.last_use,
+            ),
+            default=None,
+        )
+
+
+def _has_row(load: RankLoad) -> bool:
+    rows = step_rows(load)
+    return rows is None or load.requests < rows
+
+
+def _takes_more(load: RankLoad) -> bool:
+    rows = step_rows(load)
+    return rows is None or load.requests < 2 * rows

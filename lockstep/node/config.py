@@ -28,7 +28,10 @@ class NodeConfig(LinkConfig):
         None, description="name of the data-parallel group; the same on each host of a multi-host group"
     )
     nixl_progress_delay_us: int = Field(
-        1000, ge=0, le=1_000_000, description="sleep of NIXL's progress thread; 0 polls and burns one core"
+        2000,
+        ge=0,
+        le=1_000_000,
+        description="longest sleep of NIXL's progress thread, in whole ms; 0 polls and burns one core",
     )
     kv_lease_s: int = Field(
         30,

@@ -34,9 +34,9 @@ def test_engine_id_is_new_at_each_start() -> None:
 
 
 def test_progress_thread_sleeps_by_default() -> None:
-    """1000 µs unless asked otherwise."""
+    """2000 µs unless asked otherwise."""
     config = kv_transfer_config("prefill", kv_buffer_device="cpu")
-    assert config["kv_connector_extra_config"]["nixl_progress_delay_us"] == 1000
+    assert config["kv_connector_extra_config"]["nixl_progress_delay_us"] == 2000
 
 
 def test_vllms_own_extra_options_pass_through() -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ class Peer:
         config.cache_config.kv_cache_layout = "LBHNC"
         transfer = kv_transfer_config(role, kv_buffer_device="cpu", engine_id=role)
         config.kv_transfer_config = KVTransferConfig(**transfer)
+        self._news = threading.Event()
         names = [f"layers.{layer}" for layer in range(LAYERS)]
         spec = FullAttentionSpec(
             block_size=BLOCK_SIZE, num_kv_heads=HEADS, head_size=HEAD_SIZE, dtype=torch.float32
@@ -61,6 +63,7 @@ class Peer:
         assert metadata is not None
         scheduler_side.set_xfer_handshake_metadata_pp_aware({(0, 0): metadata})
         assert isinstance(worker_side.connector_worker, LockstepPushWorker)
+        worker_side.lockstep_on_news(self._news.set)  # as an engine that is parked meanwhile
         return worker_side.connector_worker
 
     def register(self, request_id: str, num_blocks: int, prefill_host: str, prefill_port: int) -> None:
@@ -86,10 +89,9 @@ class Peer:
 
     def received(self, request_id: str) -> float:
         """Decode: the monotonic time at which the engine is told that the KV has arrived."""
-        end = time.monotonic() + _TIMEOUT_S
         while request_id not in self.worker.get_transfer_results().finished_recving:
-            assert time.monotonic() < end, "the KV has not arrived in time"
-            time.sleep(0.0002)
+            assert self._news.wait(_TIMEOUT_S), "the KV has not arrived in time"
+            self._news.clear()
         return time.monotonic()
 
     def push(self, request_id: str, num_blocks: int, num_chunks: int, chunk_s: float, stream: bool) -> float:

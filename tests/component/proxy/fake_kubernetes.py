@@ -186,7 +186,7 @@ class FakeKubernetes:
     async def _events(
         self, since: int, selector: dict[str, str], bookmarks: bool, deadline_s: float
     ) -> AsyncIterator[str]:
-        if bookmarks:
+        if bookmarks and since >= self.oldest:
             metadata = {"resourceVersion": str(self.version if not self._history else since)}
             yield (
                 json.dumps({"type": "BOOKMARK", "object": {"kind": "EndpointSlice", "metadata": metadata}})

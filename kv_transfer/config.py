@@ -23,8 +23,10 @@ class ConnectorOptions:
     """The keys of `kv_connector_extra_config` that are ours. Every other key is vLLM's and stays its own."""
 
     nixl_progress_delay_us: int = 2000
-    """Longest sleep of NIXL's progress thread in poll(), in whole milliseconds; events wake it earlier. 0 spins
-    and burns a core per engine; 1000 costs an idle engine 2.6 % of a core, 2000 1.8 %."""
+    """Longest sleep of NIXL's progress thread in poll(), in whole milliseconds; events wake it earlier.
+
+    0 spins and burns a core per engine; 1000 costs an idle engine 2.6 % of a core, 2000 1.8 %.
+    """
     lockstep_stream_chunks: bool = True
     """Push while the prompt is computed; if not, everything goes at its end."""
     lockstep_park: bool = True

@@ -103,10 +103,10 @@ def test_without_events_prefill_is_chosen_by_load(name: PolicyName) -> None:
 
 
 def test_lockstep_weighs_what_is_cached_against_what_waits() -> None:
-    """80 of 160 tokens are cached: worth as much as 80 that wait."""
+    """80 of 160 tokens are cached: each is worth as much as three that wait."""
     ranks, nodes = prefill_ranks("lockstep", "a", "b")
     store(ranks, "a", 5)
-    ranks.of("a")[0].begin(79)
+    ranks.of("a")[0].begin(239)
     assert ranks.pick_prefill(nodes, asked()).node.address == "a"
     ranks.of("a")[0].begin(2)
     assert ranks.pick_prefill(nodes, asked()).node.address == "b"

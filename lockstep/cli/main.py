@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from lockstep.cli.batch import BatchCommand, run_batch
 from lockstep.cli.devices import DECODE_RANKS
 from lockstep.cli.machine import Device
 from lockstep.cli.passthrough import PassThrough, become
@@ -260,6 +261,62 @@ def drain(
         typer.echo(f"lockstep drain: {error}", err=True)
         raise typer.Exit(1) from None
     raise typer.Exit(0 if drained else 1)
+
+
+@app.command(
+    epilog="Examples:\n\n  lockstep batch requests.jsonl\n\n"
+    "  lockstep batch requests.jsonl -o answers.jsonl --url http://proxy:8000 --concurrency 128\n\n"
+    "  lockstep batch requests.jsonl --retry-failed      once more for those in the error file"
+)
+def batch(
+    requests: Annotated[
+        Path,
+        typer.Argument(help="OpenAI's batch input: JSONL of custom_id, method, url and body."),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Answers; REQUESTS.output.jsonl if not given.")
+    ] = None,
+    errors: Annotated[
+        Path | None,
+        typer.Option("--errors", "-e", help="Requests that failed; REQUESTS.errors.jsonl if not given."),
+    ] = None,
+    url: Annotated[str, typer.Option(help="Where the proxy listens.")] = PROXY_URL,
+    concurrency: Annotated[int, typer.Option(min=1, max=4096, help="Requests that run at once.")] = 32,
+    max_tries: Annotated[
+        int, typer.Option(min=1, help="How often a request is sent that may work later (429, 503, ...).")
+    ] = 8,
+    timeout_s: Annotated[float, typer.Option(min=1.0, help="Seconds an answer may take.")] = 660.0,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Empty the error file and ask its requests again.")
+    ] = False,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="LOCKSTEP_KEY_FILE", help="File with an API key; OPENAI_API_KEY is read if not given."
+        ),
+    ] = None,
+) -> None:
+    """Run an OpenAI batch file against the endpoint, and go on where an earlier run ended.
+
+    Exit code 1 if a request failed, 2 for a wrong file or key, 130 if it was stopped.
+    """
+    command = BatchCommand(
+        requests=requests,
+        output=output or requests.with_suffix(".output.jsonl"),
+        errors=errors or requests.with_suffix(".errors.jsonl"),
+        url=url,
+        concurrency=concurrency,
+        max_tries=max_tries,
+        timeout_s=timeout_s,
+        again_failed=retry_failed,
+        key_file=key_file,
+    )
+    try:
+        code = run_batch(command, Console(stderr=True))
+    except LockstepError as error:
+        typer.echo(f"lockstep batch: {error}", err=True)
+        code = 2 if isinstance(error, ConfigError) else 1
+    raise typer.Exit(code)
 
 
 @app.command()

@@ -20,7 +20,7 @@ def fetch(url: str, timeout_s: float, key_file: Path | None = None) -> bytes:
 
     Raises UnavailableError, in words for one line, and ConfigError for a file without a key.
     """
-    return asyncio.run(_fetch(url.rstrip("/"), timeout_s, _headers(key_file)))
+    return asyncio.run(_fetch(url.rstrip("/"), timeout_s, key_headers(key_file)))
 
 
 def parse(body: bytes) -> StatusDocument:
@@ -43,7 +43,8 @@ def show(body: bytes, url: str, out: Console) -> None:
         out.print(part, highlight=False)
 
 
-def _headers(key_file: Path | None) -> dict[str, str]:
+def key_headers(key_file: Path | None) -> dict[str, str]:
+    """What shows the key of a file; none without a file. Raises ConfigError for a file without a key."""
     if key_file is None:
         return {}
     try:

@@ -19,11 +19,12 @@ ELSEWHERE = {"--build", "--target", "--port", "--model", "--tokenizer", "--ssl-c
 
 
 def test_flags() -> None:
-    """Of our services, of `lockstep up`, or of vLLM's engine."""
+    """Of our services, of `lockstep up` and `lockstep batch`, or of vLLM's engine."""
     parsers = [config.parser("", "") for config in (NodeConfig, DecodeConfig, ProxyConfig)]
     parsers.append(AsyncEngineArgs.add_cli_args(FlexibleArgumentParser()))
     known = {option for parser in parsers for option in parser._option_string_actions}
-    known |= {option for parameter in get_command(app).commands["up"].params for option in parameter.opts}
+    commands = get_command(app).commands
+    known |= {option for name in ("up", "batch") for param in commands[name].params for option in param.opts}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", PAGE))
     assert "--prefill-devices" in named
     assert named <= known | ELSEWHERE

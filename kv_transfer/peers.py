@@ -39,6 +39,8 @@ class PeerLinks:
         self._worker = worker
         self._on_writer = on_writer
         self._consumer = consumer
+        self.announced: frozenset[str] | None = None
+        """The decode engines that may be written to; None: any. Set as a whole, on any thread."""
         self._lost: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._probes: dict[str, list[Work]] = {}  # by engine: whom to tell that its process has ended
 
@@ -48,7 +50,14 @@ class PeerLinks:
         self._with_peer(address, ready, failed)
 
     def with_decode(self, peer: DecodePeer, ready: Work, failed: Work) -> None:
-        """Run `ready` on the writer thread once we can write to a decode rank, or `failed`."""
+        """Run `ready` on the writer thread once we can write to a decode rank, or `failed`.
+
+        An engine that was not announced could otherwise have us connect to whatever it names.
+        """
+        if self.announced is not None and peer.engine_id not in self.announced:
+            logger.warning("engine %s at %s:%d was not announced", peer.engine_id, peer.host, peer.port)
+            failed()
+            return
         self._with_peer((peer.engine_id, peer.host, peer.port, peer.tp_size), ready, failed)
 
     def notify(self, engine_id: str, data: bytes) -> bool:

@@ -6,7 +6,7 @@ What is sent and received happens on the writer thread (vLLM's `nixl-push-writer
 import queue
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -81,6 +81,10 @@ class LockstepPushWorker(HandOffWorker, NixlPushConnectorWorker):
         self._writer.on_news = wake
         # Python lets a thread that computes keep the others waiting for 5 ms, and the writer is one of them.
         sys.setswitchinterval(_SWITCH_S)
+
+    def announce(self, engine_ids: Iterable[str]) -> None:
+        """Prefill: reach these decode engines only; without a call any that registers."""
+        self._writer.peers.announced = frozenset(engine_ids)
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         super().register_kv_caches(kv_caches)

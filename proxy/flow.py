@@ -12,6 +12,7 @@ from lockstep.rpc import codec
 from lockstep.rpc.generated import lockstep_pb2 as pb
 from proxy import http_errors
 from proxy.admission.queue_limits import QueueLimits
+from proxy.announcements import Announcements
 from proxy.attempt import Attempt, Phase
 from proxy.cluster import Cluster
 from proxy.dispatch import Dispatcher
@@ -50,6 +51,7 @@ class Flow:
         self._ranks = ranks
         self.metrics = ProxyMetrics()
         self._dispatcher = Dispatcher(cluster, ranks, self.metrics, hand_off=hand_off)
+        self._announcements = Announcements()
         self.journal = Journal()
         self.lanes = Lanes()
         """This and the journal are for those who watch."""
@@ -163,6 +165,7 @@ class Flow:
 
     def node_up(self, session: NodeSession, node: Node, loads: Sequence[pb.RankLoad]) -> None:
         self._dispatcher.opened(session, node.address)
+        self._announcements.opened(session, node)
         self._ranks.add(node)
         self.lanes.opened(node)
         self.suspicion.steps.opened(node, time.monotonic())
@@ -175,6 +178,7 @@ class Flow:
 
     def node_down(self, address: str, reason: str) -> None:
         self._dispatcher.closed(address)
+        self._announcements.closed(address)
         # The ranks of a group step together: the other nodes of it can do nothing without this one.
         lost = self._cluster.group(address)
         self._cluster.down(address, reason)

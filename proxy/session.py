@@ -84,6 +84,10 @@ class NodeSession:
         """Abort legs; the node ignores ids that it does not have (any more)."""
         self._put(pb.ProxyFrame(abort=pb.AbortRequests(request_ids=request_ids)))
 
+    def announce(self, engine_ids: Sequence[str]) -> None:
+        """Tell a prefill node to which decode engines KV may go, before legs that need them."""
+        self._put(pb.ProxyFrame(decode_engines=pb.DecodeEngines(engine_ids=engine_ids)))
+
     def ask_kv_blocks(self, rank: int) -> None:
         """Have the node tell anew what the prefix cache of a rank has."""
         self._put(pb.ProxyFrame(kv_blocks=pb.KVBlocksRequest(rank=rank)))

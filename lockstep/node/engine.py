@@ -13,7 +13,12 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
 from lockstep.errors import UnavailableError
-from lockstep.node.engine_status import ABANDON_UTILITY, FACTS_UTILITY, STATUS_UTILITY
+from lockstep.node.engine_status import (
+    ABANDON_UTILITY,
+    ANNOUNCE_UTILITY,
+    FACTS_UTILITY,
+    STATUS_UTILITY,
+)
 from lockstep.node.facts import EngineFacts
 from lockstep.node.kv_events import EVENTS_UTILITY
 from lockstep.node.parking import parks
@@ -94,6 +99,14 @@ class Engine:
         """Free what finished prefill legs still hold; ids that hold nothing are ignored."""
         if not self.dead:
             await self._client.call_utility_all_async(ABANDON_UTILITY, request_ids)
+
+    async def announce(self, engine_ids: list[str]) -> None:
+        """Have the connectors of all ranks send KV and notices to these decode engines only.
+
+        Raises EngineDeadError, TimeoutError.
+        """
+        async with asyncio.timeout(STATUS_TIMEOUT_S):
+            await self._client.call_utility_all_async(ANNOUNCE_UTILITY, engine_ids)
 
     async def next_outputs(self) -> EngineCoreOutputs:
         """The next step of any rank. Raises EngineDeadError once an engine core is gone."""

@@ -13,6 +13,7 @@ from lockstep.node.parking import plugin as parking
 STATUS_UTILITY = "lockstep_status"
 FACTS_UTILITY = "lockstep_facts"
 ABANDON_UTILITY = "lockstep_abandon"
+ANNOUNCE_UTILITY = "lockstep_announce"
 
 
 def register() -> None:
@@ -26,6 +27,7 @@ def register() -> None:
     setattr(EngineCore, STATUS_UTILITY, _lockstep_status)
     setattr(EngineCore, FACTS_UTILITY, _lockstep_facts)
     setattr(EngineCore, ABANDON_UTILITY, _lockstep_abandon)
+    setattr(EngineCore, ANNOUNCE_UTILITY, _lockstep_announce)
     setattr(EngineCore, EVENTS_UTILITY, _lockstep_kv_events)
 
 
@@ -78,6 +80,11 @@ def _lockstep_abandon(engine_core: Any, request_ids: list[str]) -> None:
     if abandon is not None:
         for request_id in request_ids:
             abandon(request_id)
+
+
+def _lockstep_announce(engine_core: Any, engine_ids: list[str]) -> None:
+    """Tell the connectors of all workers with which engines they may shake hands."""
+    engine_core.model_executor.collective_rpc("lockstep_announce", args=(engine_ids,))
 
 
 def _worker_facts(worker: Any) -> dict[str, Any]:

@@ -148,6 +148,8 @@ class Node:
             self.role.check_engine(vllm_config, of_rank)
         self._phase = "warming up"
         await warm_up(engine, self.role.warmup_prompt_tokens, self.config.warmup_timeout_s)
+        if self.role.name == "prefill":
+            await self.registry.decode_engines.limit(engine)
         await self.telemetry.skip(engine)
         await self.telemetry.poll(engine)
         self.description = describe(self.role, self.config, vllm_config, facts, engine.global_ranks)

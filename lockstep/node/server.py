@@ -10,6 +10,7 @@ import msgspec
 from grpc_health.v1 import health, health_pb2
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from lockstep.errors import ConfigError, DrainingError, InvalidRequestError, LockstepError, UnavailableError
 from lockstep.node.drain import Drain
@@ -142,10 +143,22 @@ class NodeService(lockstep_pb2_grpc.NodeServicer):
                 await self._add(frame.add, session)
             elif kind == "abort":
                 await self._abort(list(frame.abort.request_ids), session)
+            elif kind == "decode_engines":
+                await self._announce(list(frame.decode_engines.engine_ids))
             elif kind == "kv_blocks":
                 self._registry.kv_blocks.resend(frame.kv_blocks.rank, session.send)
             else:
                 logger.warning("proxy %s sent an unexpected %s frame", session.proxy_id, kind)
+
+    async def _announce(self, engine_ids: list[str]) -> None:
+        engine = self._state.engine
+        if engine is None or engine.dead:
+            return
+        try:
+            await self._registry.decode_engines.add(engine, engine_ids)
+        except (EngineDeadError, TimeoutError) as error:
+            # What needs them will fail by itself, and be tried anew.
+            logger.error("the engines did not take the decode engines of a proxy: %r", error)
 
     async def _add(self, add: pb.AddRequest, session: ProxySession) -> None:
         claimed = False

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 
 from lockstep.errors import InvalidRequestError, LockstepError
+from lockstep.node.announced import AnnouncedEngines
 from lockstep.node.kv_events.blocks import KVBlocks
 from lockstep.rpc import codec
 from lockstep.rpc.generated import lockstep_pb2 as pb
@@ -67,6 +68,7 @@ class SessionRegistry:
         self._sessions: set[ProxySession] = set()
         self._owner: dict[str, ProxySession] = {}
         self.kv_blocks = KVBlocks()
+        self.decode_engines = AnnouncedEngines()
         self.empty_since_s = time.monotonic()
         """When the last request ended; of no use while there is one."""
 

@@ -110,6 +110,9 @@ class SimulatedEngine:
             self.give_up(request_id)
         self.wake()  # their blocks may be what others wait for
 
+    async def announce(self, engine_ids: list[str]) -> None:
+        """A simulation shakes hands with nobody."""
+
     async def abandon(self, request_ids: list[str]) -> None:
         await self.abort(request_ids)
 

@@ -141,16 +141,24 @@ class RankDescription(_message.Message):
     def __init__(self, global_rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., engine_id: _Optional[str] = ..., side_channel_host: _Optional[str] = ..., side_channel_port: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ...) -> None: ...
 
 class ProxyFrame(_message.Message):
-    __slots__ = ("hello", "add", "abort", "kv_blocks")
+    __slots__ = ("hello", "add", "abort", "kv_blocks", "decode_engines")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ADD_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_ENGINES_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     add: AddRequest
     abort: AbortRequests
     kv_blocks: KVBlocksRequest
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., add: _Optional[_Union[AddRequest, _Mapping]] = ..., abort: _Optional[_Union[AbortRequests, _Mapping]] = ..., kv_blocks: _Optional[_Union[KVBlocksRequest, _Mapping]] = ...) -> None: ...
+    decode_engines: DecodeEngines
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., add: _Optional[_Union[AddRequest, _Mapping]] = ..., abort: _Optional[_Union[AbortRequests, _Mapping]] = ..., kv_blocks: _Optional[_Union[KVBlocksRequest, _Mapping]] = ..., decode_engines: _Optional[_Union[DecodeEngines, _Mapping]] = ...) -> None: ...
+
+class DecodeEngines(_message.Message):
+    __slots__ = ("engine_ids",)
+    ENGINE_IDS_FIELD_NUMBER: _ClassVar[int]
+    engine_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, engine_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "proxy_id")
@@ -285,16 +293,20 @@ class RequestError(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Draining(_message.Message):
-    __slots__ = ("deadline_s",)
+    __slots__ = ("deadline_s", "move")
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    MOVE_FIELD_NUMBER: _ClassVar[int]
     deadline_s: float
-    def __init__(self, deadline_s: _Optional[float] = ...) -> None: ...
+    move: bool
+    def __init__(self, deadline_s: _Optional[float] = ..., move: _Optional[bool] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("timeout_s",)
+    __slots__ = ("timeout_s", "move")
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    MOVE_FIELD_NUMBER: _ClassVar[int]
     timeout_s: float
-    def __init__(self, timeout_s: _Optional[float] = ...) -> None: ...
+    move: bool
+    def __init__(self, timeout_s: _Optional[float] = ..., move: _Optional[bool] = ...) -> None: ...
 
 class DrainProgress(_message.Message):
     __slots__ = ("num_requests", "left_s", "done", "num_moved", "waits_for")

@@ -221,3 +221,17 @@ def test_decode_that_prefill_cannot_reach_ends_at_the_deadline(pair: Pair) -> No
         request = start(pair)
     fails(pair, request, "deadline", 2 * DEADLINE_S)
     pair.until(lambda: pair.prefill.counters["notices_failed"] > failed, 10.0)
+
+
+def test_decode_engine_that_no_proxy_announced_is_not_reached() -> None:
+    """Prefill does not even shake hands with it; once announced it gets its answer, and is served."""
+    with closing(Pair(40, OPTIONS)) as pair:
+        worker: Any = pair.prefill.workers[0].connector_worker
+        worker.announce(["another"])
+        fails(pair, start(pair), "deadline", 2 * DEADLINE_S)
+        assert pair.decode.engine_id not in worker._remote_agents
+        worker.announce(["another", pair.decode.engine_id])
+        pair.until(lambda: pair.idle, deadline_s=10)
+        request = start(pair)
+        pair.until(lambda: pair.decode.received > 0)
+        assert pair.decode.holds_kv_of(request)

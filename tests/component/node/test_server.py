@@ -42,6 +42,7 @@ class EngineCores:
         self.added: list[tuple[str, int]] = []
         self.aborted: list[str] = []
         self.abandoned: list[str] = []
+        self.announced: list[list[str]] = []
         self.answers: list[RankStatus] = [IDLE, IDLE]
         self.polls = 0
         self.global_ranks = [0, 1]
@@ -58,6 +59,10 @@ class EngineCores:
 
     async def abandon(self, request_ids: list[str]) -> None:
         self.abandoned += request_ids
+
+    async def announce(self, engine_ids: list[str]) -> None:
+        assert not self.added, "a leg came before the engines that it may need"
+        self.announced.append(engine_ids)
 
 
 class State:
@@ -331,3 +336,23 @@ async def test_a_busy_port_names_its_flag(node: Running) -> None:
             await start_server(
                 NodeService(ROLE, State(), SessionRegistry()), "127.0.0.1", taken.getsockname()[1]
             )
+
+
+async def announce(session: grpc.aio.StreamStreamCall, *engine_ids: str) -> None:
+    await session.write(pb.ProxyFrame(decode_engines=pb.DecodeEngines(engine_ids=engine_ids)))
+
+
+async def test_decode_engines_are_told_before_the_legs_that_need_them(node: Running) -> None:
+    """All that any proxy has named, once there is a new one; they stay when its session ends."""
+    cores: EngineCores = node.state.engine
+    async with node.session() as session:
+        await announce(session, "d0", "d1")
+        await announce(session, "d1", "d0")
+        await session.write(add("r1"))
+        await until(lambda: cores.added == [("r1", 0)])
+    assert cores.announced == [["d0", "d1"]]
+    cores.added.clear()
+    async with node.session() as session:
+        await announce(session, "d1", "d2")
+        await until(lambda: len(cores.announced) == 2)
+    assert cores.announced[1] == ["d0", "d1", "d2"]

@@ -38,6 +38,8 @@ class Wire:
 
     def __init__(self) -> None:
         self.pushed: defaultdict[Push, asyncio.Event] = defaultdict(asyncio.Event)
+        self.announced: defaultdict[str, set[str]] = defaultdict(set)
+        """The decode engines that a prefill engine writes to."""
         self.tokens: dict[Push, tuple[list[int], tuple[int, ...], bool]] = {}
 
     def check(self, push: Push, request: EngineCoreRequest, carried: tuple[int, ...], hand_off: bool) -> None:

@@ -201,11 +201,10 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
                 try:
                     self._add(frame.add, out)
                 except LockstepError as error:
-                    refusal = pb.RequestError(
-                        request_id=frame.add.request_id, code=type(error).__name__, message=str(error)
-                    )
-                    self.refused.append(refusal)
-                    out.put_nowait(pb.NodeFrame(error=refusal))
+                    self._refuse(frame.add.request_id, error, out)
+            elif frame.WhichOneof("frame") == "decode_engines":
+                for rank in self.description().ranks:
+                    self.wire.announced[rank.engine_id].update(frame.decode_engines.engine_ids)
             elif frame.WhichOneof("frame") == "kv_blocks":
                 self.kv_blocks_asked.append(frame.kv_blocks.rank)
             else:
@@ -216,6 +215,11 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
                     leg = self.running.pop(request_id, None)
                     if leg is not None and leg.task is not None:
                         leg.task.cancel()
+
+    def _refuse(self, request_id: str, error: LockstepError, out: asyncio.Queue[pb.NodeFrame | None]) -> None:
+        refusal = pb.RequestError(request_id=request_id, code=type(error).__name__, message=str(error))
+        self.refused.append(refusal)
+        out.put_nowait(pb.NodeFrame(error=refusal))
 
     def _add(self, add: pb.AddRequest, out: asyncio.Queue[pb.NodeFrame | None]) -> None:
         request = codec.decode_request(add.request)
@@ -287,6 +291,12 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
     async def _decode(self, leg: Leg, push: Push, out: asyncio.Queue[pb.NodeFrame | None]) -> None:
         end = self.set.ends.pop(0) if self.set.ends else None
         await self.wire.pushed[push].wait()
+        if self.description().ranks[leg.rank].engine_id not in self.wire.announced[push[0]]:
+            self._finish(leg)
+            self._refuse(
+                leg.request.request_id, InvalidRequestError("prefill does not know this engine"), out
+            )
+            return
         await asyncio.sleep(self.set.delay_s)
         answer = answer_to(leg.request)
         first = len(leg.carried) + leg.hand_off

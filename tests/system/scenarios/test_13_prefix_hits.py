@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import httpx
 import pytest
 from pico_reference import first_not_greedy
 from system.harness import Stack, complete_all, completion_body
@@ -53,6 +54,23 @@ async def test_growing_chat(stack: Stack) -> None:
         assert moved == blocks(len(prompt)) - cached_blocks(known)
         prompt = prompt + answer
         known = len(prompt)
+
+
+async def test_proxy_knows_what_prefill_has_cached(stack: Stack) -> None:
+    """By the engine's own KV events, hashed alike: of each turn, all whole blocks of the one before it."""
+    prompt: list[int] = []
+    for words in prompts([150, 75, 33], seed=111):
+        known, before = len(prompt), routed_cached_tokens(stack)
+        prompt += words
+        await ask(stack, [completion_body(prompt, max_tokens=1)], 1)
+        assert routed_cached_tokens(stack) - before == known // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def routed_cached_tokens(stack: Stack) -> float:
+    """Of all prompts so far, what the proxy knew the prefill rank to have."""
+    lines = httpx.get(f"{stack.url}/metrics", timeout=10).text.splitlines()
+    (line,) = (line for line in lines if line.startswith('lockstep_proxy_routed_tokens_total{cached="yes"}'))
+    return float(line.rpartition(" ")[2])
 
 
 def blocks(length: int) -> int:

@@ -203,6 +203,7 @@ class SimulatedEngine:
             duration_s = self.schedule()
             if duration_s is None:
                 await self._work.wait()
+                free_s = time.monotonic()
                 continue
             free_s = max(free_s, time.monotonic() - _CATCH_UP_S) + duration_s
             await asyncio.sleep(free_s - time.monotonic())

@@ -93,6 +93,11 @@ class Attempt:
         if self.needs(role):
             self.end = attempt_end.lost(role)
 
+    def on_drain(self, role: Role) -> None:
+        """The node of one leg is about to exit: set `end` if that leg is still needed."""
+        if self.needs(role) and self.end is None:
+            self.end = attempt_end.drained(role)
+
     def over(self) -> None:
         """Nothing more will be taken. What is held was not passed on: the next attempt generates it anew."""
         self.ended_s = time.monotonic()

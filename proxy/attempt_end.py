@@ -97,3 +97,10 @@ def lost(role: Role) -> AttemptEnd:
     """The node went away, or says that it lost the request."""
     reason = AttemptReason.PREFILL_LOST if role == "prefill" else AttemptReason.DECODE_LOST
     return AttemptEnd(reason, "A node that held the request went away.", (role,), whole_node=True)
+
+
+def drained(role: Role) -> AttemptEnd:
+    """The node is about to exit, and the attempt is not left to end with it."""
+    return AttemptEnd(
+        AttemptReason.DRAINED, "The node that held the request is shutting down.", (role,), whole_node=True
+    )

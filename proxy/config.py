@@ -7,10 +7,11 @@ from pydantic import Field
 from lockstep.rpc.credentials import CallerConfig
 from proxy.admission.config import AdmissionConfig
 from proxy.discovery.config import DiscoveryConfig
+from proxy.retries.config import RetryConfig
 from proxy.routing.policies import PolicyName
 
 
-class ProxyConfig(DiscoveryConfig, AdmissionConfig, CallerConfig):
+class ProxyConfig(DiscoveryConfig, AdmissionConfig, RetryConfig, CallerConfig):
     """Flags of `lockstep proxy`; --host and --port are vLLM's."""
 
     prefill_window_tokens: int | None = Field(
@@ -45,6 +46,11 @@ class ProxyConfig(DiscoveryConfig, AdmissionConfig, CallerConfig):
     )
     frozen_after_s: float = Field(
         5.0, gt=0, description="time without a step after which a rank with work makes its group suspect"
+    )
+    drain_move_s: float = Field(
+        5.0,
+        ge=0,
+        description="time before the deadline of a draining node at which its streams are moved to another",
     )
     admin_port: int | None = Field(
         None,

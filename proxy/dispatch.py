@@ -8,26 +8,48 @@ from proxy.attempt import Attempt, Phase
 from proxy.cluster import Cluster
 from proxy.flight import Flight
 from proxy.hand_off import held_back_because
-from proxy.metrics import ProxyMetrics
+from proxy.metrics import AttemptReason, ProxyMetrics
+from proxy.nodes import CompatibilityKey, Node, Role
+from proxy.retries.breaker import Breakers, Unit, unit_of
+from proxy.retries.limits import RetryLimits
 from proxy.routing import Asked, RankLoad, Ranks
 from proxy.routing.prefix_hashes import PrefixHashes
 from proxy.session import NodeSession
+
+_FAILURES = frozenset(
+    {
+        AttemptReason.KV_LOAD_FAILED,
+        AttemptReason.LOCAL_PREFILL,
+        AttemptReason.REFUSED,
+        AttemptReason.PREFILL_FAILED,
+    }
+)
 
 
 class Dispatcher:
     """Knows which leg ids are live. What a node says of any other id is of an attempt that is over."""
 
-    def __init__(self, cluster: Cluster, ranks: Ranks, metrics: ProxyMetrics, *, hand_off: bool) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        ranks: Ranks,
+        metrics: ProxyMetrics,
+        *,
+        hand_off: bool,
+        retry_limits: RetryLimits | None = None,
+    ) -> None:
         self._cluster = cluster
+        self._breakers = Breakers(retry_limits or RetryLimits(), metrics.breakers_open_now)
         self._ranks = ranks
         self._metrics = metrics
         self._hand_off = hand_off
         self._sessions: dict[str, NodeSession] = {}
         self._by_leg: dict[str, Flight] = {}
 
-    def opened(self, session: NodeSession, address: str) -> None:
+    def opened(self, session: NodeSession, node: Node) -> None:
         """A session takes legs from now on."""
-        self._sessions[address] = session
+        self._sessions[node.address] = session
+        self._breakers.restarted(node)
 
     def closed(self, address: str) -> None:
         """The session ended; the node aborts by itself what came in by it."""
@@ -68,6 +90,7 @@ class Dispatcher:
         hand_off = held_back is None
         attempt = flight.begin(prefill, decode, hand_off=hand_off)
         attempt.uncached_tokens = uncached_tokens
+        self._breakers.sent((prefill.node, decode.node), attempt.leg_id)
         self._metrics.routed(uncached_tokens, attempt.tokens - uncached_tokens)
         if held_back is not None:
             self._metrics.first_token_of(held_back)
@@ -92,6 +115,13 @@ class Dispatcher:
                 attempt.leg_id, load.rank.local_rank, codec.encode_request(leg)
             )
         return True
+
+    def came_further(self, attempt: Attempt) -> None:
+        """Prefill has computed the prompt, or decode has its KV; called with each output from then on."""
+        arrived = attempt.phase is Phase.STREAMING
+        if arrived and (attempt.prefill_holds or not attempt.prefill_released):
+            self._breakers.worked((attempt.prefill.node, attempt.decode.node))
+        self.release_prefill(attempt)
 
     def release_prefill(self, attempt: Attempt) -> None:
         """The prompt is not outstanding any more; the prefill rank holds it until its KV has arrived."""
@@ -120,11 +150,25 @@ class Dispatcher:
         self.release_prefill(attempt)
         self._let_go(attempt)
         attempt.decode.end(attempt.tokens)
+        self._judge(attempt)
         if abort:
             for load in (attempt.prefill, attempt.decode):
                 session = self._sessions.get(load.node.address)
                 if session is not None:
                     session.abort([attempt.leg_id])
+
+    def _judge(self, attempt: Attempt) -> None:
+        """Blame nodes for what failed there. One that is lost is away; what it asked for is no failure."""
+        if attempt.end is not None and attempt.end.reason in _FAILURES:
+            for role in attempt.end.failed:
+                self._breakers.failed(attempt.load(role).node)
+        self._breakers.over((attempt.prefill.node, attempt.decode.node), attempt.leg_id)
+
+    def _usable(self, role: Role, flight: Flight, key: CompatibilityKey | None = None) -> list[Node]:
+        nodes = self._cluster.live(role, flight.outlet.served, key)
+        addresses = {address for address, _ in flight.failed_at}
+        failed: frozenset[Unit] = frozenset(unit_of(node) for node in nodes if node.address in addresses)
+        return self._breakers.usable(nodes, failed)
 
     def _pick(self, flight: Flight) -> tuple[RankLoad, RankLoad] | None:
         """Two ranks of nodes of one key; None while no prefill rank is below its window, or no decode rank
@@ -135,15 +179,14 @@ class Dispatcher:
         if wanted is not None:
             known, live = self._cluster.known("decode", served), self._cluster.live("decode", served)
             decode = self._ranks.decode_at(known, live, wanted)
-            fitting = self._cluster.live("prefill", served, decode.node.key)
-            prefill = self._ranks.pick_prefill(fitting, asked)
+            prefill = self._ranks.pick_prefill(self._usable("prefill", flight, decode.node.key), asked)
             return (prefill, decode) if prefill else None
-        prefill = self._ranks.pick_prefill(self._cluster.live("prefill", served), asked)
+        prefill = self._ranks.pick_prefill(self._usable("prefill", flight), asked)
         if prefill is None:
             if not self._cluster.live("decode", served):
                 raise NoDecodeNodeError("No decode node is ready.")
             return None
-        chosen = self._ranks.pick_decode(self._cluster.live("decode", served, prefill.node.key), asked)
+        chosen = self._ranks.pick_decode(self._usable("decode", flight, prefill.node.key), asked)
         return (prefill, chosen) if chosen else None
 
     def _asked(self, flight: Flight) -> Asked:

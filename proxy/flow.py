@@ -21,8 +21,11 @@ from proxy.in_flight import InFlight
 from proxy.live.journal import Journal
 from proxy.live.lanes import Lanes
 from proxy.metrics import HandOffOutcome, ProxyMetrics
+from proxy.moves import DrainMoves
 from proxy.nodes import Node, Role
 from proxy.outlet import Outlet
+from proxy.retries.limits import RetryLimits
+from proxy.retries.rules import RetryRules
 from proxy.routing import Ranks, decode_ranks
 from proxy.served import Served
 from proxy.session import NodeSession
@@ -31,6 +34,7 @@ from proxy.suspicion import Suspicion
 logger = logging.getLogger(__name__)
 
 _DEFAULT_QUEUE_LIMITS = QueueLimits()
+_DEFAULT_RETRY_LIMITS = RetryLimits()
 
 
 class Flow:
@@ -46,18 +50,29 @@ class Flow:
         hand_off: bool = True,
         queue_limits: QueueLimits = _DEFAULT_QUEUE_LIMITS,
         frozen_after_s: float = 5.0,
+        retry_limits: RetryLimits = _DEFAULT_RETRY_LIMITS,
+        drain_move_s: float = 5.0,
     ) -> None:
         self._cluster = cluster
         self._ranks = ranks
         self.metrics = ProxyMetrics()
-        self._dispatcher = Dispatcher(cluster, ranks, self.metrics, hand_off=hand_off)
+        self._dispatcher = Dispatcher(
+            cluster, ranks, self.metrics, hand_off=hand_off, retry_limits=retry_limits
+        )
         self._announcements = Announcements()
         self.journal = Journal()
         self.lanes = Lanes()
         """This and the journal are for those who watch."""
         self._in_flight = InFlight(
-            self._dispatcher, self.metrics, self.journal, request_timeout_s, max_attempts, queue_limits
+            self._dispatcher,
+            self.metrics,
+            self.journal,
+            request_timeout_s,
+            max_attempts,
+            queue_limits,
+            RetryRules(retry_limits, self.metrics),
         )
+        self._drain_moves = DrainMoves(cluster, self._in_flight, drain_move_s)
         self.suspicion = Suspicion(cluster, self._in_flight, frozen_after_s)
         self.request_timeout_s = request_timeout_s
         self.draining = False
@@ -164,7 +179,8 @@ class Flow:
     # What the sessions call.
 
     def node_up(self, session: NodeSession, node: Node, loads: Sequence[pb.RankLoad]) -> None:
-        self._dispatcher.opened(session, node.address)
+        self._dispatcher.opened(session, node)
+        self._drain_moves.gone(node.address)
         self._announcements.opened(session, node)
         self._ranks.add(node)
         self.lanes.opened(node)
@@ -178,6 +194,7 @@ class Flow:
 
     def node_down(self, address: str, reason: str) -> None:
         self._dispatcher.closed(address)
+        self._drain_moves.gone(address)
         self._announcements.closed(address)
         # The ranks of a group step together: the other nodes of it can do nothing without this one.
         lost = self._cluster.group(address)
@@ -210,6 +227,7 @@ class Flow:
                 session.ask_kv_blocks(frame.kv_blocks.rank)
         elif kind == "draining":
             self._cluster.down(address, "draining")
+            self._drain_moves.draining(address, frame.draining)
         self._in_flight.pump()
 
     def _step(self, address: str, step: pb.StepOutputs) -> None:
@@ -247,7 +265,7 @@ class Flow:
         if attempt.end is not None:
             self._in_flight.try_again(flight)
         elif attempt.phase is not Phase.DISPATCHED:
-            self._dispatcher.release_prefill(attempt)
+            self._dispatcher.came_further(attempt)
         if attempt.phase is not phase:
             self.journal.changed(flight)
         if outputs and role == "prefill" and attempt.hand_off:

@@ -20,13 +20,14 @@ from proxy.dispatch import Dispatcher
 from proxy.flight import Flight
 from proxy.live.journal import Journal
 from proxy.metrics import ProxyMetrics, Refusal
+from proxy.retries.rules import RetryRules
 from proxy.window_queue import WindowQueue
 
 logger = logging.getLogger(__name__)
 
 
 class InFlight:
-    """Each choice in here has a deadline, and is either in the queue or has a live attempt."""
+    """Each choice in here has a deadline, and a live attempt; or it waits: queued, or to be queued."""
 
     def __init__(
         self,
@@ -36,6 +37,7 @@ class InFlight:
         request_timeout_s: float,
         max_attempts: int,
         queue_limits: QueueLimits,
+        retry_rules: RetryRules,
     ) -> None:
         self._dispatcher = dispatcher
         self._metrics = metrics
@@ -43,6 +45,8 @@ class InFlight:
         self._request_timeout_s = request_timeout_s
         self._max_attempts = max_attempts
         self._queue_limits = queue_limits
+        self._retry_rules = retry_rules
+        self._backoffs: dict[str, asyncio.TimerHandle] = {}
         self._flights: dict[str, Flight] = {}
         self._deadlines: dict[str, tuple[asyncio.TimerHandle, ...]] = {}
         self._queue: WindowQueue[Flight] = WindowQueue(self._send, self._cannot_send)
@@ -83,6 +87,7 @@ class InFlight:
             loop.call_later(self._queue_limits.timeout_s, self._expire_queued, flight),
         )
         flight.take_tokens(flight.prompt_tokens)
+        self._retry_rules.came()
         self._journal.changed(flight)
         self._queue.put(flight, priority=flight.request.priority)
 
@@ -121,7 +126,22 @@ class InFlight:
             logger.error("%s: decode ended the attempt after the answer's last token", attempt.leg_id)
             self.fail(flight, InternalError("The generation failed."))
         else:
+            self._send_again(flight, attempt.end.message)
+
+    def _send_again(self, flight: Flight, message: str) -> None:
+        wait_s = self._retry_rules.wait_s(flight)
+        if wait_s is None:
+            error = AttemptsExhaustedError(f"Too many requests have to be tried again now: {message}")
+            self.fail(flight, error)
+        elif wait_s:
+            loop = asyncio.get_running_loop()
+            self._backoffs[flight.front_id] = loop.call_later(wait_s, self._waited, flight)
+        else:
             self._queue.put(flight, ahead=True)
+
+    def _waited(self, flight: Flight) -> None:
+        del self._backoffs[flight.front_id]
+        self._queue.put(flight, ahead=True)
 
     def fail(self, flight: Flight, error: LockstepError) -> None:
         """End a choice with an error, its siblings with it (one client request is one answer)."""
@@ -144,6 +164,8 @@ class InFlight:
         del self._flights[flight.front_id]
         for timer in self._deadlines.pop(flight.front_id):
             timer.cancel()
+        if flight.front_id in self._backoffs:
+            self._backoffs.pop(flight.front_id).cancel()
         flight.take_tokens(len(flight.output_token_ids))
         self._queue.discard(flight)
         self._dispatcher.take_back(flight, abort)

@@ -51,10 +51,23 @@ class AttemptReason(StrEnum):
     """The prefill node went away before the KV had arrived."""
     DECODE_LOST = "decode_lost"
     """The decode node went away."""
+    DRAINED = "drained"
+    """A node that shuts down was left before its deadline."""
     REFUSED = "refused"
     """A node answered with an error that says to try again."""
     PREFILL_FAILED = "prefill_failed"
     """Prefill ended without having computed the prompt."""
+
+
+class RetryDecision(StrEnum):
+    """What became of the wish for another attempt."""
+
+    FREE = "free"
+    """A node asked for it, or the choice lost its node for the first time: the budget is not touched."""
+    GRANTED = "granted"
+    """Out of the budget."""
+    REFUSED = "refused"
+    """The budget was used up: the choice ended with an error."""
 
 
 class HandOffOutcome(StrEnum):
@@ -163,6 +176,19 @@ class ProxyMetrics:
             ["outcome"],
             registry=self.registry,
         )
+        self.retries = Counter(
+            "lockstep_proxy_retries",
+            "Attempts without an answer that another one was to follow, by what the retry budget said.",
+            ["decision"],
+            registry=self.registry,
+        )
+        self.breakers_open = Gauge(
+            "lockstep_proxy_breakers_open",
+            "Prefill nodes and decode groups that failed so often in a row that they get a trial at most.",
+            ["role"],
+            registry=self.registry,
+            multiprocess_mode="livemax",
+        )
         self.routed_tokens = Counter(
             "lockstep_proxy_routed_tokens",
             "Prompt tokens of attempts that were sent, by whether the prefill rank had them cached as far as "
@@ -176,6 +202,10 @@ class ProxyMetrics:
             ["reason"],
             registry=self.registry,
         )
+        for role in get_args(Role):
+            self.breakers_open.labels(role)
+        for decision in RetryDecision:
+            self.retries.labels(decision)
         for cached in ("yes", "no"):
             self.routed_tokens.labels(cached)
         for refusal in Refusal:
@@ -201,6 +231,14 @@ class ProxyMetrics:
     def refused(self, reason: Refusal) -> None:
         """A request was turned away, or a client cut off."""
         self.refusals.labels(reason).inc()
+
+    def retry(self, decision: RetryDecision) -> None:
+        """Another attempt was wished for."""
+        self.retries.labels(decision).inc()
+
+    def breakers_open_now(self, role: Role, count: int) -> None:
+        """So many circuit breakers of the role are not closed."""
+        self.breakers_open.labels(role).set(count)
 
     def routed(self, uncached_tokens: int, cached_tokens: int) -> None:
         """An attempt's prefill leg was sent."""

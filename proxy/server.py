@@ -126,6 +126,8 @@ async def sessions(config: ProxyConfig) -> AsyncIterator[tuple[Cluster, ClusterC
         hand_off=config.hand_off == "on",
         queue_limits=QueueLimits(config.max_queued_requests, config.queue_timeout_s),
         frozen_after_s=config.frozen_after_s,
+        retry_limits=config.retry_limits(),
+        drain_move_s=config.drain_move_s,
     )
 
     def open_session(address: str, role: Role) -> NodeSession:

@@ -2,14 +2,14 @@
 
 import asyncio
 import contextlib
-import functools
 import logging
 import time
 from collections.abc import AsyncIterator
 
-from proxy.attempt import Phase
+from proxy.attempt import Attempt, Phase
 from proxy.cluster import Cluster
 from proxy.in_flight import InFlight
+from proxy.moves import move_away
 from proxy.step_watch import StepWatch
 
 logger = logging.getLogger(__name__)
@@ -79,16 +79,5 @@ class Suspicion:
 
     def _move_away(self, suspects: dict[str, int]) -> None:
         """A stream without another place to go to waits: its node may only be slow."""
-        left = {member for address in suspects for member in self._cluster.group(address)}
-        spare_pair = functools.cache(functools.partial(self._cluster.spare_pair, left))
-        for flight in self._in_flight.all():
-            attempt = flight.attempt
-            if attempt is None or not spare_pair(flight.outlet.served):
-                continue
-            if attempt.prefill.node.address in left:
-                attempt.on_loss("prefill")
-            # The client asked for this very rank.
-            pinned = flight.request.data_parallel_rank is not None
-            if attempt.decode.node.address in left and not pinned:
-                attempt.on_loss("decode")
-            self._in_flight.try_again(flight)
+        left = (member for address in suspects for member in self._cluster.group(address))
+        move_away(self._cluster, self._in_flight, left, Attempt.on_loss)

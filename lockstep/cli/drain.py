@@ -18,8 +18,8 @@ _ANSWER_S = 10.0
 """A node says at once that it drains, and then something each second."""
 
 
-def drain_nodes(nodes: Sequence[str], timeout_s: float | None, say: Say) -> bool:
-    """Drain all at once; returns whether each of them did.
+def drain_nodes(nodes: Sequence[str], timeout_s: float | None, say: Say, *, move: bool = False) -> bool:
+    """Drain all at once; returns whether each of them did. `move`: what runs goes on elsewhere at once.
 
     Hosts of one group are to be drained together: each waits for the requests of the others. The nodes are
     shown the credentials that a proxy in this environment would show. Raises ConfigError.
@@ -28,7 +28,8 @@ def drain_nodes(nodes: Sequence[str], timeout_s: float | None, say: Say) -> bool
     addresses = [_address(node) for node in nodes]
 
     async def all_of_them() -> list[bool]:
-        return await asyncio.gather(*(_drain(address, timeout_s, credentials, say) for address in addresses))
+        request = pb.DrainRequest(timeout_s=timeout_s, move=move)
+        return await asyncio.gather(*(_drain(address, request, credentials, say) for address in addresses))
 
     return all(asyncio.run(all_of_them()))
 
@@ -40,13 +41,11 @@ def _address(node: str) -> str:
     return address
 
 
-async def _drain(address: str, timeout_s: float | None, credentials: Credentials, say: Say) -> bool:
+async def _drain(address: str, request: pb.DrainRequest, credentials: Credentials, say: Say) -> bool:
     drains = False
     try:
         async with connect(address, credentials) as channel:
-            call = NodeStub(channel).Drain(
-                pb.DrainRequest(timeout_s=timeout_s), metadata=credentials.metadata
-            )
+            call = NodeStub(channel).Drain(request, metadata=credentials.metadata)
             while (progress := await asyncio.wait_for(call.read(), _ANSWER_S)) is not grpc.aio.EOF:
                 drains = True
                 say(f"{address}: {_in_words(progress)}")

@@ -247,6 +247,9 @@ def drain(
         float | None,
         typer.Option(min=0, help="Seconds running requests get; the node's --drain-timeout-s if not given."),
     ] = None,
+    move: Annotated[
+        bool, typer.Option("--move", help="Have running requests go on on other nodes at once.")
+    ] = False,
 ) -> None:
     """Drain nodes: they take nothing new, let running requests end, and exit.
 
@@ -256,7 +259,7 @@ def drain(
     from lockstep.cli.drain import drain_nodes
 
     try:
-        drained = drain_nodes(node, timeout_s, typer.echo)
+        drained = drain_nodes(node, timeout_s, typer.echo, move=move)
     except LockstepError as error:
         typer.echo(f"lockstep drain: {error}", err=True)
         raise typer.Exit(1) from None

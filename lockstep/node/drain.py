@@ -31,10 +31,17 @@ class Drain:
         self._deadline_s = 0.0
         self._registry = registry
         self._waits_for = ""
+        self._move = False
+        self._told: tuple[float, bool] | None = None
+        """The deadline that proxies know, and whether they are to move streams at once."""
         self._num_moved = 0
 
-    def ask(self, timeout_s: float | None = None) -> None:
-        """Begin to drain. With a time, also while the node drains: it counts from now."""
+    def ask(self, timeout_s: float | None = None, move: bool = False) -> None:
+        """Begin to drain. With a time, also while the node drains: it counts from now.
+
+        `move`: the running requests go on on other nodes at once, where there are any.
+        """
+        self._move |= move
         if timeout_s is not None or not self.requested.is_set():
             self._timeout_s = self._timeout_s if timeout_s is None else timeout_s
             self._deadline_s = time.monotonic() + self._timeout_s
@@ -48,12 +55,13 @@ class Drain:
         self.ask()
         registry = self._registry
         logger.info("draining %d request(s) for at most %g s", registry.num_requests, self._timeout_s)
-        registry.broadcast(pb.NodeFrame(draining=pb.Draining(deadline_s=self._timeout_s)))
         while not ended.done() and time.monotonic() < self._deadline_s:
+            self._tell()
             self._waits_for = "" if registry.num_requests else waits_for(registry.empty_since_s)
             if not registry.num_requests and not self._waits_for:
                 break
             await asyncio.sleep(_POLL_S)
+        self._tell()
         self._num_moved = registry.num_requests
         if self._num_moved:
             logger.warning("%d request(s) were still running", self._num_moved)
@@ -62,6 +70,14 @@ class Drain:
         elif self._waits_for:
             logger.warning("did not wait any longer for %s", self._waits_for)
         self.finish()
+
+    def _tell(self) -> None:
+        """Say when it will be over, to those that were told otherwise."""
+        if self._told != (self._deadline_s, self._move):
+            self._told = self._deadline_s, self._move
+            left_s = max(0.0, self._deadline_s - time.monotonic())
+            frame = pb.Draining(deadline_s=left_s, move=self._move)
+            self._registry.broadcast(pb.NodeFrame(draining=frame))
 
     def finish(self) -> None:
         """The node is about to exit, whether it drained or not."""

@@ -85,7 +85,7 @@ class NodeService(lockstep_pb2_grpc.NodeServicer):
         self, request: pb.DrainRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.DrainProgress]:
         logger.info("asked to drain by %s", context.peer())
-        self._state.drain.ask(request.timeout_s if request.HasField("timeout_s") else None)
+        self._state.drain.ask(request.timeout_s if request.HasField("timeout_s") else None, request.move)
         async for progress in self._state.drain.progress():
             yield progress
 

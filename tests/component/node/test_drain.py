@@ -83,7 +83,7 @@ async def test_what_does_not_end_in_time_is_given_back() -> None:
         await call.write(add("a"))
         await until(lambda: node.registry.num_requests == 1)
         drained = command(node, said, timeout_s=0.1)
-        assert (await call.read()).draining.deadline_s == pytest.approx(0.1)
+        assert (await call.read()).draining.deadline_s == pytest.approx(0.1, abs=0.09)
         frame = await call.read()
         assert (frame.error.request_id, frame.error.code) == ("a", "NodeLostError")
         assert await drained
@@ -100,6 +100,25 @@ async def test_second_wish_shortens_the_first() -> None:
         await until(lambda: bool(said))
         assert await command(node, said, timeout_s=0)
         assert await first
+
+
+async def test_proxies_are_told_to_move_what_runs() -> None:
+    """With --move; and anew when a later wish says so, or has another deadline."""
+    said: list[str] = []
+    async with running(3600.0) as node, node.session() as call:
+        await call.write(add("a"))
+        await until(lambda: node.registry.num_requests == 1)
+        first = command(node, said)
+        told = (await call.read()).draining
+        assert (told.move, told.deadline_s) == (False, pytest.approx(3600, abs=60))
+        second = asyncio.create_task(asyncio.to_thread(drain_nodes, [node.address], None, print, move=True))
+        told = (await call.read()).draining
+        assert (told.move, told.deadline_s) == (True, pytest.approx(3600, abs=60))
+        third = command(node, said, timeout_s=60)
+        told = (await call.read()).draining
+        assert (told.move, told.deadline_s) == (True, pytest.approx(60, abs=30))
+        finish(node, "a")
+        assert all([await first, await second, await third])
 
 
 async def test_waits_for_what_no_request_shows() -> None:

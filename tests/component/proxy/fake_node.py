@@ -118,8 +118,12 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
 
     def tell(self, blocks: pb.KVBlocks) -> None:
         """Say what the prefix cache of a rank has, or what has changed in it."""
+        self.tell_all(pb.NodeFrame(kv_blocks=blocks))
+
+    def tell_all(self, frame: pb.NodeFrame) -> None:
+        """Send a frame to each proxy."""
         for frames in self.sessions:
-            frames.put_nowait(pb.NodeFrame(kv_blocks=blocks))
+            frames.put_nowait(frame)
 
     def description(self) -> pb.NodeDescription:
         ranks = [

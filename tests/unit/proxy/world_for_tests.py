@@ -19,6 +19,7 @@ from proxy.flow import Flow
 from proxy.ids import ChoiceIds
 from proxy.nodes import Role
 from proxy.outlet import Outlet
+from proxy.retries.limits import RetryLimits
 from proxy.routing import Ranks
 
 ADDRESSES: dict[str, Role] = {"p1": "prefill", "p2": "prefill", "d1": "decode", "d2": "decode"}
@@ -78,6 +79,10 @@ class Session:
         self.world.ever[self.address].add(request_id)
         legs[request_id] = Leg(self.address, request_id, choice, carried, leg.hand_off)
 
+    def announce(self, engine_ids: Sequence[str]) -> None:
+        """Only to prefill nodes, which shake hands with no other engines."""
+        assert ADDRESSES[self.address] == "prefill"
+
     def abort(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             leg = self.world.legs[self.address].get(request_id)
@@ -106,7 +111,12 @@ class World:
         prefill = [a for a, role in ADDRESSES.items() if role == "prefill"]
         decode = [a for a, role in ADDRESSES.items() if role == "decode"]
         self.flow = Flow(
-            Cluster(prefill, decode), Ranks(WINDOW_TOKENS), 1e6, MAX_ATTEMPTS, hand_off=self.hand_off
+            Cluster(prefill, decode),
+            Ranks(WINDOW_TOKENS),
+            1e6,
+            MAX_ATTEMPTS,
+            hand_off=self.hand_off,
+            retry_limits=RetryLimits(backoff_s=0.0),
         )
         self.outlet = Outlet(fail_request=self._fail)
         for address in ADDRESSES:

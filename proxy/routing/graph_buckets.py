@@ -1,42 +1,26 @@
 """What one more request does to the size of a decode group's steps."""
 
-import bisect
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from proxy.routing.load import RankLoad
 
 
-def step_rows(load: RankLoad) -> int | None:
-    """Requests that one step of the rank has room for: rows of 1 + K tokens; None if it does not say."""
-    width = _width(load)
-    budget = load.node.description.engine.max_num_scheduled_tokens or load.rank.max_num_batched_tokens
-    return min(load.rank.max_num_seqs, budget // width) or None
+class GroupSteps:
+    """The steps of all groups as they are now, for one decision.
 
-
-def padded_tokens(load: RankLoad, rows: int) -> int:
-    """Tokens of the full graph that a step with so many rows runs in; beyond the largest they are as many."""
-    sizes = load.node.description.engine.full_graph_tokens
-    tokens = rows * _width(load)
-    index = bisect.bisect_left(sizes, tokens)
-    return sizes[index] if index < len(sizes) else tokens
-
-
-def growth_tokens(load: RankLoad, live: Sequence[RankLoad]) -> int:
-    """By how much one more request on the rank makes the steps of its whole group larger.
-
-    All ranks of a group run the graph that the fullest of them needs. 0 without graphs of known sizes.
+    All ranks of a group run the graph that the fullest of them needs.
     """
-    if not load.node.description.engine.full_graph_tokens:
-        return 0
-    group = [peer for peer in live if peer.node.group_id == load.node.group_id]
-    now = max((padded_tokens(peer, _rows(peer)) for peer in group), default=0)
-    return max(0, padded_tokens(load, _rows(load, more=1)) - now)
 
+    def __init__(self, live: Iterable[RankLoad]) -> None:
+        self._tokens: dict[str, int] = {}
+        for load in live:
+            padded = load.shape.padded_tokens(load.requests)
+            group = load.node.group_id
+            self._tokens[group] = max(padded, self._tokens.get(group, 0))
 
-def _rows(load: RankLoad, more: int = 0) -> int:
-    most = step_rows(load)
-    return load.requests + more if most is None else min(load.requests + more, most)
-
-
-def _width(load: RankLoad) -> int:
-    return 1 + load.node.key.num_speculative_tokens
+    def growth_tokens(self, load: RankLoad) -> int:
+        """By how much one more request there makes the group's steps larger; 0 if graphs are not known."""
+        if not load.shape.graphs:
+            return 0
+        now = self._tokens.get(load.node.group_id, 0)
+        return max(0, load.shape.padded_tokens(load.requests + 1) - now)

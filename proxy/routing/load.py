@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from proxy.nodes import Node, Rank
 from proxy.routing.cached_blocks import CachedBlocks
+from proxy.routing.step_shape import StepShape
 
 RankKey = tuple[str, int]
 """A rank over its node's restarts: address and local rank."""
@@ -35,6 +36,10 @@ class RankLoad:
     last_use: int = field(default=0)
     cached: CachedBlocks | None = None
     """What its prefix cache has; None while the node tells nothing of it."""
+    shape: StepShape = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shape = StepShape.of(self.node, self.rank)
 
     @property
     def key(self) -> RankKey:

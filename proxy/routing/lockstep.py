@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from proxy.routing.asked import Asked
-from proxy.routing.graph_buckets import growth_tokens, step_rows
+from proxy.routing.graph_buckets import GroupSteps
 from proxy.routing.load import RankLoad
 
 _COMPUTE_COST = 3
@@ -36,25 +36,30 @@ class Lockstep:
         )
 
     def decode(self, ranks: Sequence[RankLoad], live: Sequence[RankLoad], asked: Asked) -> RankLoad | None:
-        return min(
-            (load for load in ranks if _takes_more(load)),
-            key=lambda load: (
+        open_ranks = [load for load in ranks if _takes_more(load)]
+        if not open_ranks:
+            return None
+        steps = GroupSteps(live)
+
+        def cost(load: RankLoad) -> tuple[float, ...]:
+            free_tokens = load.free_kv_tokens
+            return (
                 not _has_row(load),
-                load.free_kv_tokens < asked.tokens,
-                growth_tokens(load, live),
+                free_tokens < asked.tokens,
+                steps.growth_tokens(load),
                 load.requests,
-                -load.free_kv_tokens,
+                -free_tokens,
                 load.last_use,
-            ),
-            default=None,
-        )
+            )
+
+        return min(open_ranks, key=cost)
 
 
 def _has_row(load: RankLoad) -> bool:
-    rows = step_rows(load)
+    rows = load.shape.rows
     return rows is None or load.requests < rows
 
 
 def _takes_more(load: RankLoad) -> bool:
-    rows = step_rows(load)
+    rows = load.shape.rows
     return rows is None or load.requests < 2 * rows

@@ -19,7 +19,6 @@ from unit.proxy.nodes_for_tests import node
 from lockstep.rpc.generated import lockstep_pb2 as pb
 from proxy.nodes import Node
 from proxy.routing import Asked, RankLoad, Ranks
-from proxy.routing.graph_buckets import padded_tokens
 from proxy.routing.policies import PolicyName, policy
 from proxy.routing.prefix_hashes import PrefixHashes
 from proxy.window_queue import WindowQueue
@@ -195,7 +194,7 @@ class Simulation:
         group.stepping = any(group.running)
         if not group.stepping:
             return
-        graph = max(padded_tokens(loads[0], len(running)) for running in group.running)
+        graph = max(loads[0].shape.padded_tokens(len(running)) for running in group.running)
         self.outcome.padded_tokens += graph * len(group.running)
         self.outcome.row_tokens += (1 + K) * sum(len(running) for running in group.running)
         self._at(self._now_s + STEP_S + STEP_S_PER_TOKEN * graph, lambda: self._stepped(group))

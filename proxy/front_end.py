@@ -15,7 +15,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from lockstep.errors import DrainingError, InvalidRequestError, LockstepError
-from proxy import http_errors, refusals
+from proxy import http_errors, plain_events, refusals
 from proxy.admission.admit import admit
 from proxy.engine_core_client import ClusterClient
 from proxy.first_byte import failure
@@ -32,6 +32,7 @@ class FrontEnd(AsyncLLM):
 
     def __init__(self, vllm_config: VllmConfig, client: ClusterClient, args: Any) -> None:
         self._client = client
+        plain_events.install()
         with _engine_core_client(client):
             super().__init__(
                 vllm_config=vllm_config,

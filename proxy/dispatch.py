@@ -55,6 +55,10 @@ class Dispatcher:
         """The session ended; the node aborts by itself what came in by it."""
         self._sessions.pop(address, None)
 
+    def forget(self, address: str) -> None:
+        """Nothing is left of the address."""
+        self._breakers.forget(address)
+
     def session(self, address: str) -> NodeSession | None:
         """The open session with a node, if there is one."""
         return self._sessions.get(address)

@@ -175,6 +175,7 @@ class Flow:
         self.node_down(address, "no longer listed")
         self._cluster.forget(address)
         self.lanes.forget(address)
+        self._dispatcher.forget(address)
 
     # What the sessions call.
 

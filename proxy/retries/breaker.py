@@ -46,6 +46,8 @@ class Breakers:
         """Called with the number of breakers of a role that are not closed."""
         self._clock = clock
         self._breakers: dict[Unit, _Breaker] = {}
+        self._units: dict[str, Unit] = {}
+        """Of all addresses that are listed, as last described."""
 
     def usable(self, nodes: Iterable[Node], failed: frozenset[Unit]) -> list[Node]:
         """Those to choose from: closed ones, and half-open ones that no request is trying.
@@ -96,10 +98,21 @@ class Breakers:
 
     def restarted(self, node: Node) -> None:
         """A session with it is open: what was open is to be tried at once."""
-        breaker = self._breakers.get(unit_of(node))
+        unit = unit_of(node)
+        if self._units.get(node.address) != unit:
+            self.forget(node.address)  # a group without a name of its own has another one with each start
+        self._units[node.address] = unit
+        breaker = self._breakers.get(unit)
         if breaker is not None and breaker.open_until_s is not None:
             breaker.open_until_s = self._clock()
             breaker.probe = None
+
+    def forget(self, address: str) -> None:
+        """The address is not listed any more, or another unit is there now."""
+        unit = self._units.pop(address, None)
+        if unit is not None and unit not in self._units.values():
+            self._breakers.pop(unit, None)
+            self._changed(unit)
 
     def _changed(self, unit: Unit) -> None:
         role = unit[0]

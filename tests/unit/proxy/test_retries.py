@@ -193,6 +193,21 @@ def test_restarted_node_is_tried_at_once() -> None:
     assert switch.usable() == [switch.b]
 
 
+def test_what_is_gone_is_not_counted() -> None:
+    """The last node of a group that left, and a node that came back as another group."""
+    switch = Switch()
+    for each in switch.all:
+        switch.breakers.restarted(each)
+    switch.fail(switch.a1, switch.b)
+    assert switch.open == {"decode": 2}
+    switch.breakers.forget("a1")
+    assert switch.open == {"decode": 2}
+    switch.breakers.forget("a2")
+    assert switch.open == {"decode": 1}
+    switch.breakers.restarted(node("decode", "b", group_id="b of another start"))
+    assert switch.open == {"decode": 0}
+
+
 @pytest.mark.parametrize(
     ("flag", "value", "message"),
     [

@@ -55,6 +55,8 @@ class Stream(asyncio.Protocol):
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
+        if self.ended.done():
+            return
         self._received += data
         self.num_reads += 1
         if b"data: " in data:
@@ -83,8 +85,10 @@ class Stream(asyncio.Protocol):
         lines = [line[6:] for line in body.split(b"\n") if line.startswith(b"data: ")]
         if self.abandoned:
             lines = lines[:-1]  # may be cut
-        elif not lines or lines.pop() != b"[DONE]":
+        elif not lines or lines[-1] != b"[DONE]":
             raise StreamError(f"broke off after {len(lines)} events: {body[-200:]!r}")
+        else:
+            lines.pop()
         events = [_decoder.decode(line) for line in lines]
         for event in events:
             if event.error is not None:

@@ -134,7 +134,7 @@ def _hash_seed(vllm_config: VllmConfig) -> str:
     algorithm = vllm_config.cache_config.prefix_caching_hash_algo
     if not algorithm.startswith("sha256") and "PYTHONHASHSEED" not in os.environ:
         return ""
-    return resolve_none_hash_seed(get_hash_fn_by_name(algorithm))
+    return str(resolve_none_hash_seed(get_hash_fn_by_name(algorithm)))
 
 
 def _tokenizer_hash(vllm_config: VllmConfig) -> str:

@@ -64,14 +64,15 @@ class Ranks:
         return load.cached.take(frame)
 
     def pick_prefill(self, nodes: Iterable[Node], asked: Asked) -> RankLoad | None:
-        """The policy's choice, or None while all ranks are at their window.
+        """The policy's choice, or None while all ranks that it may be are at their window.
 
+        A request that failed on a rank waits for the others: a broken rank has room, and refuses at once.
         Raises NoPrefillNodeError without a live rank.
         """
         loads = self._of(nodes)
         if not loads:
             raise NoPrefillNodeError("No prefill node is ready.")
-        choice = _least_failed([load for load in loads if load.below_window], asked.failed_at)
+        choice = [load for load in _least_failed(loads, asked.failed_at) if load.below_window]
         if not choice:
             return None
         if asked.session is not None:

@@ -117,15 +117,16 @@ def test_rank_that_failed_comes_after_all_others() -> None:
 
 
 def test_failed_prefill_rank_is_better_than_none() -> None:
-    """While the others are at their windows it is the one with room."""
+    """But not better than to wait for another: a broken rank has room, and would fail all attempts at once."""
     nodes = [node("prefill", "a"), node("prefill", "b")]
     ranks = Ranks(100, LeastLoaded())
     for n in nodes:
         ranks.add(n)
-    assert ranks.pick_prefill(nodes, Asked(1, failed_at={("a", 0): 1})).node.address == "b"
+    asked = Asked(1, failed_at={("a", 0): 1})
+    assert ranks.pick_prefill(nodes, asked).node.address == "b"
     ranks.of("b")[0].begin(100)
-    assert ranks.pick_prefill(nodes, Asked(1, failed_at={("a", 0): 1})).node.address == "a"
-    assert ranks.pick_prefill([nodes[0]], Asked(1, failed_at={("a", 0): 1})).node.address == "a"
+    assert ranks.pick_prefill(nodes, asked) is None
+    assert ranks.pick_prefill([nodes[0]], asked).node.address == "a"
 
 
 class Sender:

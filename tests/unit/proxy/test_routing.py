@@ -117,7 +117,7 @@ def test_rank_that_failed_comes_after_all_others() -> None:
 
 
 def test_failed_prefill_rank_is_better_than_none() -> None:
-    """But not better than to wait for another: a broken rank has room, and would fail all attempts at once."""
+    """But not better than to wait for another: a broken rank has room, and would fail all attempts."""
     nodes = [node("prefill", "a"), node("prefill", "b")]
     ranks = Ranks(100, LeastLoaded())
     for n in nodes:

@@ -1,21 +1,32 @@
 """What people run against the endpoint: the openai client, aborts, and errors."""
 
 import asyncio
+import json
 
 import httpx
 from openai import AsyncOpenAI
 from system.harness import Stack, complete_all, completion_body
 from system.prompts import prompts
 
+TRIP = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Oslo", "Rome"]},
+        "days": {"type": "integer", "minimum": 0, "maximum": 9},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
 
-def _client(stack: Stack) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0)
+
+def openai_client(url: str) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
 
 async def test_openai_chat(stack: Stack) -> None:
     """Chat, streaming and not, gives one text, and usage that counts it."""
     messages = [{"role": "user", "content": "Write a function that adds two numbers."}]
-    async with _client(stack) as client:
+    async with openai_client(stack.url) as client:
         whole = await client.chat.completions.create(
             model="pico", messages=messages, temperature=0, max_tokens=48
         )
@@ -40,7 +51,7 @@ async def test_openai_chat(stack: Stack) -> None:
 async def test_openai_completions(stack: Stack) -> None:
     """Completions, streaming and not, give one text."""
     request = {"model": "pico", "prompt": "class Parser:\n", "temperature": 0, "max_tokens": 40}
-    async with _client(stack) as client:
+    async with openai_client(stack.url) as client:
         whole = await client.completions.create(**request)
         stream = await client.completions.create(**request, stream=True)
         pieces = [chunk.choices[0].text async for chunk in stream]
@@ -48,9 +59,37 @@ async def test_openai_completions(stack: Stack) -> None:
     assert whole.usage.completion_tokens == 40
 
 
+async def test_openai_structured_output(stack: Stack) -> None:
+    """A json_schema answer fits the schema, streamed and not alike."""
+    message = {"role": "user", "content": "Where to, and for how long?"}
+    request = {"model": "pico", "messages": [message], "temperature": 0, "max_tokens": 80}
+    wanted = {"type": "json_schema", "json_schema": {"name": "trip", "schema": TRIP, "strict": True}}
+    async with openai_client(stack.url) as client:
+        whole = await client.chat.completions.create(**request, response_format=wanted)
+        stream = await client.chat.completions.create(**request, response_format=wanted, stream=True)
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+    assert whole.choices[0].message.content == text
+    trip = json.loads(text)
+    assert trip["city"] in ("Oslo", "Rome")
+    assert 0 <= trip["days"] <= 9
+
+
+async def test_openai_responses(stack: Stack) -> None:
+    """The events of a streamed response add up to the response that is not streamed."""
+    request = {"model": "pico", "input": "def add(a, b):\n", "temperature": 0, "max_output_tokens": 24}
+    async with openai_client(stack.url) as client:
+        whole = await client.responses.create(**request)
+        stream = await client.responses.create(**request, stream=True)
+        events = [event async for event in stream]
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert whole.output_text == "".join(deltas) != ""
+    assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
+    assert whole.usage.output_tokens == events[-1].response.usage.output_tokens <= 24
+
+
 async def test_openai_abort_in_mid_stream(stack: Stack) -> None:
     """A client that stops reading in mid-stream frees its blocks on both sides."""
-    async with _client(stack) as client:
+    async with openai_client(stack.url) as client:
         stream = await client.completions.create(
             model="pico",
             prompt="import os\n",

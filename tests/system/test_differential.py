@@ -4,16 +4,19 @@ Both are sent 8 requests at a time, so that prefill, transfers and decode blocks
 """
 
 import collections
+import json
 from collections.abc import Iterator
 
 import httpx
 import pytest
 from system.differential.answer import Answer, answer_all
+from system.differential.chat import USER
 from system.differential.difference import differences
 from system.differential.groups import ALL, CONCURRENCY, FRONT_END_FLAGS, GROUPS
 from system.harness import Stack, complete_all, completion_body
 from system.prompts import prompts
 from system.servers import run_proxy
+from system.test_clients import TRIP, openai_client
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +40,22 @@ async def test_answers_equal(
     if group != "refused":
         stack.wait_idle()
         assert sum(stack.prefill.by_rank("lockstep_kv_pushed_bytes_total").values()) > pushed_before
+
+
+async def test_openai_tool_calls(url: str) -> None:
+    """The official client gets a named tool's call, and the deltas of a stream add up to it."""
+    tool = {"type": "function", "function": {"name": "book", "parameters": TRIP}}
+    request = {"model": "pico", "messages": [USER], "temperature": 0, "max_tokens": 80, "tools": [tool]}
+    choice = {"type": "function", "function": {"name": "book"}}
+    async with openai_client(url) as client:
+        whole = await client.chat.completions.create(**request, tool_choice=choice)
+        stream = await client.chat.completions.create(**request, tool_choice=choice, stream=True)
+        deltas = [chunk.choices[0].delta async for chunk in stream]
+    (call,) = whole.choices[0].message.tool_calls
+    streamed = [part.function for delta in deltas for part in delta.tool_calls or ()]
+    assert {part.name for part in streamed if part.name} == {call.function.name} == {"book"}
+    assert "".join(part.arguments or "" for part in streamed) == call.function.arguments
+    assert json.loads(call.function.arguments)["city"] in ("Oslo", "Rome")
 
 
 def test_the_cases_are_what_they_claim(differential_reference: dict[str, Answer]) -> None:

@@ -55,9 +55,11 @@ class DrainMoves:
 
     def draining(self, address: str, drain: pb.Draining) -> None:
         """The node says that it drains, or says it anew with another deadline."""
-        # A short drain has streams that end by themselves, too.
-        wait_s = 0.0 if drain.move else max(drain.deadline_s - self._move_before_s, drain.deadline_s / 2)
-        self._again(address, wait_s)
+        if drain.move:
+            self._move(address)
+        else:
+            # A short drain has streams that end by themselves, too.
+            self._later(address, max(drain.deadline_s - self._move_before_s, drain.deadline_s / 2))
 
     def gone(self, address: str) -> None:
         """Its session ended."""
@@ -65,7 +67,7 @@ class DrainMoves:
         if timer is not None:
             timer.cancel()
 
-    def _again(self, address: str, wait_s: float) -> None:
+    def _later(self, address: str, wait_s: float) -> None:
         self.gone(address)
         self._timers[address] = asyncio.get_running_loop().call_later(wait_s, self._move, address)
 
@@ -73,4 +75,4 @@ class DrainMoves:
         moved = move_away(self._cluster, self._in_flight, self._cluster.group(address), Attempt.on_drain)
         if moved:
             logger.info("%d stream(s) move away from %s, which drains", moved, address)
-        self._again(address, _LOOK_AGAIN_S)  # another pair may come up
+        self._later(address, _LOOK_AGAIN_S)  # another pair may come up

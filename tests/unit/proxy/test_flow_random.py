@@ -46,6 +46,9 @@ def possible(world: World) -> list[Event]:
     for address, role in ADDRESSES.items():
         if address in world.up:
             events.append(lambda address=address: world.node_down(address))
+            events += [
+                lambda address=address, move=move: world.drain(address, move) for move in (True, False)
+            ]
         else:
             events += [lambda address=address: world.node_up(address)] * 2
         for leg in list(world.legs[address].values()):
@@ -60,6 +63,8 @@ def possible(world: World) -> list[Event]:
 
 def run_to_the_end(world: World) -> None:
     """Every node is there and does its work; whatever is left then would be left for good."""
+    for address in list(world.draining):
+        world.node_down(address)
     for address in set(ADDRESSES) - world.up:
         world.node_up(address)
     for _ in range(100):

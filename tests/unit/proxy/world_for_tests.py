@@ -102,6 +102,7 @@ class World:
     dead: list[Leg] = field(default_factory=list)
     pushed: set[str] = field(default_factory=set)
     up: set[str] = field(default_factory=set)
+    draining: set[str] = field(default_factory=set)
     received: list[list[int]] = field(default_factory=list)
     ends: list[list[str]] = field(default_factory=list)
     """How each choice ended; it must be once."""
@@ -125,6 +126,7 @@ class World:
     def node_up(self, address: str) -> None:
         role = ADDRESSES[address]
         self.up.add(address)
+        self.draining.discard(address)
         described = node(role, address, num_ranks=1 if role == "prefill" else 2)
         self.flow.node_up(Session(self, address), described, ())  # type: ignore[arg-type]
 
@@ -132,6 +134,11 @@ class World:
         self.up.discard(address)
         self.legs[address].clear()
         self.flow.node_down(address, "gone")
+
+    def drain(self, address: str, move: bool) -> None:
+        """The node takes nothing new, and goes on with what it has until it goes down."""
+        self.draining.add(address)
+        self.flow.frame(address, pb.NodeFrame(draining=pb.Draining(deadline_s=30.0, move=move)))
 
     def start(self) -> None:
         """A choice of its own, or for every second one a sibling of the one before."""

@@ -167,6 +167,8 @@ class ProxyDocument:
     attempt_gap_count: int = 0
     attempt_gap_sum_s: float = 0.0
     request_timeout_s: float | None = None
+    worker: int = 1
+    workers: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ _OWNED = {
     "speculative_config": "the nodes say how they speculate",
     "kv_transfer_config": "the proxy holds no KV cache",
     "headless": "the proxy runs no engine",
-    "api_server_count": "run more proxies instead",
+    "api_server_count": "give --workers instead",
     "enable_lora": "LoRA adapters are not served",
     "lora_modules": "LoRA adapters are not served",
     "enable_prompt_embeds": "prompts of embeddings are not served",

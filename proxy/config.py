@@ -1,8 +1,8 @@
 """The proxy's own flags; vLLM's front-end flags come on top of them."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lockstep.rpc.credentials import CallerConfig
 from proxy.admission.config import AdmissionConfig
@@ -52,14 +52,30 @@ class ProxyConfig(DiscoveryConfig, AdmissionConfig, RetryConfig, CallerConfig):
         ge=0,
         description="time before the deadline of a draining node at which its streams are moved to another",
     )
+    workers: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="proxy processes on the one port; limits of keys, of the queue and of prefill windows "
+        "hold for each of them",
+    )
     admin_port: int | None = Field(
         None,
         ge=1,
         le=65535,
         description="port of the live page /lockstep/; where others than this machine reach it, it takes an "
-        "admin's API key; no page if not given",
+        "admin's API key; with several workers, each has the next port; no page if not given",
     )
     admin_host: str = Field("127.0.0.1", description="address that --admin-port listens on")
     drain_timeout_s: float = Field(30.0, ge=0, description="time running requests get after SIGTERM")
     log_format: Literal["console", "json"] = Field("console", description="console or json")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="of our own loggers")
+
+    @model_validator(mode="after")
+    def _admin_ports_exist(self) -> Self:
+        if self.admin_port is not None and self.admin_port + self.workers - 1 > 65535:
+            raise ValueError(
+                f"--admin-port: with {self.workers} workers the last one has no port; give one up to "
+                f"{65536 - self.workers}"
+            )
+        return self

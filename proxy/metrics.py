@@ -125,6 +125,7 @@ class ProxyMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._asked: list[tuple[Gauge, Callable[[], float]]] = []
         self.requests = Counter(
             "lockstep_proxy_requests",
             "Choices that ended, by how; a request with n > 1 or several prompts is as many choices.",
@@ -159,15 +160,20 @@ class ProxyMetrics:
             "lockstep_proxy_requests_queued",
             "Choices that wait in the proxy for a prefill rank below its window.",
             registry=self.registry,
+            multiprocess_mode="livesum",
         )
         self.ready = Gauge(
-            "lockstep_proxy_ready", "1 while requests are taken, as /readyz says.", registry=self.registry
+            "lockstep_proxy_ready",
+            "1 while requests are taken, as /readyz says.",
+            registry=self.registry,
+            multiprocess_mode="livemin",
         )
         self.nodes = Gauge(
             "lockstep_proxy_nodes",
             "Listed nodes by what they are to this proxy.",
             ["role", "state"],
             registry=self.registry,
+            multiprocess_mode="livemax",
         )
         self.hand_offs = Counter(
             "lockstep_proxy_hand_offs",
@@ -258,6 +264,11 @@ class ProxyMetrics:
         """A choice whose attempt had ended got its next token."""
         self.attempt_gap.observe(gap_s)
 
+    def write_gauges(self) -> None:
+        """Write down what a scrape would ask for: with several workers, it asks another process."""
+        for gauge, now in self._asked:
+            gauge.set(now())
+
     @contextlib.contextmanager
     def published(
         self,
@@ -270,10 +281,16 @@ class ProxyMetrics:
         vLLM's /metrics serves that registry (v1/metrics/prometheus.py::get_prometheus_registry), or, where
         PROMETHEUS_MULTIPROC_DIR is set, the files that every metric then writes its values to.
         """
-        self.requests_queued.set_function(num_queued)
-        self.ready.set_function(lambda: not not_ready_because())
-        for role, state in itertools.product(get_args(Role), NODE_STATES):
-            self.nodes.labels(role, state).set_function(functools.partial(num_nodes, role, state))
+        self._asked = [
+            (self.requests_queued, num_queued),
+            (self.ready, lambda: not not_ready_because()),
+            *(
+                (self.nodes.labels(role, state), functools.partial(num_nodes, role, state))
+                for role, state in itertools.product(get_args(Role), NODE_STATES)
+            ),
+        ]
+        for gauge, now in self._asked:
+            gauge.set_function(now)
         REGISTRY.register(self.registry)
         try:
             yield

@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 from argparse import Namespace
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import uvicorn
@@ -51,40 +51,52 @@ from proxy.session_header import SessionHeader
 from proxy.succession import FrontEnds
 from proxy.tracing.request_span import RequestSpan
 from proxy.unserved_routes import add_unserved
+from proxy.workers import gauges
+from proxy.workers.place import Place
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+EVERY_ADDRESS = "0.0.0.0"
+"""Where vLLM's server listens unless --host says otherwise."""
+
 _CLOSE_CONNECTIONS_S = 5
 """What uvicorn gives answers that are being written once all requests have ended."""
 
 
-async def serve(config: ProxyConfig, args: Namespace, keys: KeySource) -> None:
-    """Run until SIGTERM or SIGINT. Raises ConfigError or UnavailableError when it cannot start."""
+async def serve(config: ProxyConfig, args: Namespace, keys: KeySource, place: Place | None = None) -> None:
+    """Run until SIGTERM or SIGINT. Raises ConfigError or UnavailableError when it cannot start.
+
+    `place`: where one of several workers is; it also ends with its supervisor.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    sock = health.bind(args.host or "0.0.0.0", args.port, "--port")  # vLLM's default: every address
-    with contextlib.closing(sock):
+    sock = place.socket() if place else health.bind(args.host or EVERY_ADDRESS, args.port, "--port")
+    with contextlib.closing(sock), place.supervised(stop.set) if place else contextlib.nullcontext():
         async with (
             sessions(config) as (cluster, client),
-            collecting(config, args, client.flow, keys) as collector,
+            collecting(config, args, client.flow, keys, place) as collector,
         ):
             door = entrance.build(config, args, keys, client.flow)
-            async with answering_health(sock, door, exposed.tls(args)):
+            alone = place is None or place.answers_health
+            async with answering_health(sock, door, exposed.tls(args)) if alone else contextlib.nullcontext():
                 pair = await _unless_stopped(stop, first_pair(cluster, client.flow, config.startup_timeout_s))
             if pair is not None:
-                await _serve_pair(config, args, client, collector, pair, door, sock, stop)
+                begun = place.ready if place else None
+                await _serve_pair(config, args, client, collector, pair, door, sock, stop, begun)
 
 
 @contextlib.asynccontextmanager
 async def collecting(
-    config: ProxyConfig, args: Namespace, flow: Flow, keys: KeySource
+    config: ProxyConfig, args: Namespace, flow: Flow, keys: KeySource, place: Place | None = None
 ) -> AsyncIterator[status.Collector]:
     """What the status is put together with, and the admin port that shows it from the start."""
-    collector = status.Collector(flow)
+    collector = status.Collector(flow, (place.number, place.of) if place else (1, 1))
+    if place is not None and config.admin_port is not None:
+        config = config.model_copy(update={"admin_port": config.admin_port + place.number - 1})
     async with admin_port.serving(config, flow, collector.document, keys, exposed.tls(args)):
         yield collector
 
@@ -135,7 +147,7 @@ async def sessions(config: ProxyConfig) -> AsyncIterator[tuple[Cluster, ClusterC
 
     with flow.metrics.published(lambda: flow.num_queued, flow.not_ready_because, cluster.count):
         following = Membership(flow, open_session).following(configured.fixed_nodes(config), sources)
-        async with flow.suspicion.watching(), following:
+        async with flow.suspicion.watching(), following, gauges.written(flow.metrics.write_gauges):
             yield cluster, ClusterClient(flow, ids)
 
 
@@ -210,6 +222,7 @@ async def _serve_pair(
     door: Entrance,
     sock: socket.socket,
     stop: asyncio.Event,
+    begun: Callable[[], None] | None = None,
 ) -> None:
     front_ends = FrontEnds(functools.partial(build, args, collector, door), client)
     async with front_ends.serving(pair):
@@ -217,6 +230,8 @@ async def _serve_pair(
         serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
         host, port = sock.getsockname()[:2]
         logger.info("listening on %s:%d", host, port)
+        if begun is not None:
+            begun()
         try:
             with certificates.refreshed(server.config, args):
                 await _unless_stopped(stop, _ended(serving))

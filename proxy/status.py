@@ -44,8 +44,10 @@ class _Answer:
 class Collector:
     """Puts the document together when asked; before there is a front end, nothing is served yet."""
 
-    def __init__(self, flow: Flow) -> None:
+    def __init__(self, flow: Flow, worker: tuple[int, int] = (1, 1)) -> None:
+        """`worker`: which of how many processes on the port this is."""
         self._flow = flow
+        self._worker = worker
         self._served = Served((), 0)
         self._started_s: float | None = None
 
@@ -56,7 +58,7 @@ class Collector:
     async def document(self) -> schema.StatusDocument:
         """As `collect`."""
         uptime_s = time.monotonic() - self._started_s if self._started_s is not None else 0.0
-        return await collect(self._flow, self._served, uptime_s)
+        return await collect(self._flow, self._served, uptime_s, self._worker)
 
 
 def add_route(app: FastAPI, document: Callable[[], Awaitable[schema.StatusDocument]]) -> None:
@@ -67,14 +69,16 @@ def add_route(app: FastAPI, document: Callable[[], Awaitable[schema.StatusDocume
         return Response(msgspec.json.encode(await document()), media_type="application/json")
 
 
-async def collect(flow: Flow, served: Served, uptime_s: float) -> schema.StatusDocument:
+async def collect(
+    flow: Flow, served: Served, uptime_s: float, worker: tuple[int, int] = (1, 1)
+) -> schema.StatusDocument:
     """Ask all nodes at once and put the document together; takes NODE_TIMEOUT_S at most."""
     listed = flow.cluster.listed()
     answers = await asyncio.gather(*(_ask(flow.session(entry.address), entry.node) for entry in listed))
     keys = list(dict.fromkeys(entry.node.key for entry in listed if entry.node is not None))
     return schema.StatusDocument(
         schema_version=schema.SCHEMA_VERSION,
-        proxy=_proxy(flow, served, uptime_s),
+        proxy=_proxy(flow, served, uptime_s, worker),
         nodes=[
             _node(entry, answer, keys, flow.ranks.of(entry.address))
             for entry, answer in zip(listed, answers, strict=True)
@@ -100,7 +104,7 @@ async def _ask(session: NodeSession | None, node: Node | None) -> _Answer:
     return _Answer("ok", status=status)
 
 
-def _proxy(flow: Flow, served: Served, uptime_s: float) -> schema.ProxyDocument:
+def _proxy(flow: Flow, served: Served, uptime_s: float, worker: tuple[int, int]) -> schema.ProxyDocument:
     reason = flow.not_ready_because()
     ttft_count, ttft_sum_s = metrics.count_and_sum(flow.metrics.ttft)
     gap_count, gap_sum_s = metrics.count_and_sum(flow.metrics.attempt_gap)
@@ -118,6 +122,8 @@ def _proxy(flow: Flow, served: Served, uptime_s: float) -> schema.ProxyDocument:
         attempt_gap_count=gap_count,
         attempt_gap_sum_s=gap_sum_s,
         request_timeout_s=flow.request_timeout_s,
+        worker=worker[0],
+        workers=worker[1],
         **_counts(flow.metrics),
     )
 

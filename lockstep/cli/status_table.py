@@ -46,7 +46,10 @@ def _headline(proxy: ProxyDocument, url: str) -> Text:
     state = ("ready", "green") if proxy.ready else (f"not ready: {proxy.not_ready_because}", "red")
     text = Text(f"{', '.join(proxy.served_models)} at {url}: ")
     text.append(*state)
-    return text.append(f", up {_duration(proxy.uptime_s)}, Lockstep {proxy.version}")
+    text.append(f", up {_duration(proxy.uptime_s)}, Lockstep {proxy.version}")
+    if proxy.workers > 1:
+        text.append(f"; worker {proxy.worker} of {proxy.workers}, whose requests alone are shown")
+    return text
 
 
 def _requests(proxy: ProxyDocument) -> Text:

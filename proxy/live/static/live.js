@@ -49,7 +49,8 @@ function onStatus(status) {
   topology.draw(status);
   const { proxy } = status;
   setText(byId("model"), proxy.served_models.join(", "));
-  say("ready", proxy.ready ? "ready" : "not ready", proxy.ready ? "good" : "bad");
+  const worker = proxy.workers > 1 ? `, worker ${proxy.worker} of ${proxy.workers}` : "";
+  say("ready", (proxy.ready ? "ready" : "not ready") + worker, proxy.ready ? "good" : "bad");
   byId("why").hidden = proxy.ready;
   setText(byId("why"), proxy.not_ready_because);
   drawFigures(proxy);

@@ -34,6 +34,13 @@ def test_proxy_line() -> None:
     )
 
 
+def test_proxy_line_of_one_of_several_workers() -> None:
+    """Each counts for itself, and another one may answer the next time."""
+    status = usual()
+    lines = shown(replace(status, proxy=replace(status.proxy, worker=2, workers=4)), width=140)
+    assert lines[0].endswith(", Lockstep 0.1.0; worker 2 of 4, whose requests alone are shown")
+
+
 def test_attempts_line() -> None:
     """Only when a request needed more than one: how many by reason, and what the client waited."""
     assert "Attempts" not in "".join(shown(usual()))

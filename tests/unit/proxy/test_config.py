@@ -32,12 +32,22 @@ def test_bad_address_is_refused_by_flag(value: str) -> None:
         ("--drain-timeout-s", "-1"),
         ("--max-attempts", "0"),
         ("--admin-port", "0"),
+        ("--workers", "0"),
+        ("--workers", "65"),
     ],
 )
 def test_bad_number_is_refused_by_flag(flag: str, value: str) -> None:
     """The message names the flag."""
     with pytest.raises(ConfigError, match=flag):
         load("--prefill", "p:1", "--decode", "d:1", flag, value)
+
+
+def test_each_worker_needs_an_admin_port() -> None:
+    """They take the ports that follow; the message says how high the first one may be."""
+    flags = ("--prefill", "p:1", "--decode", "d:1", "--workers", "3", "--admin-port")
+    assert load(*flags, "65533").admin_port == 65533
+    with pytest.raises(ConfigError, match=r"--admin-port: .* give one up to 65533"):
+        load(*flags, "65534")
 
 
 def test_flags_of_vllm_are_left_over() -> None:

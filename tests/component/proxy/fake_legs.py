@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import (
     EngineCoreEvent,
     EngineCoreEventType,
@@ -14,7 +15,7 @@ from vllm.v1.engine import (
     EngineCoreRequest,
     FinishReason,
 )
-from vllm.v1.outputs import LogprobsTensors
+from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
 from lockstep.bounce import Bounce
 from lockstep.errors import InvalidRequestError, LockstepError
@@ -121,6 +122,16 @@ def end_with(output: EngineCoreOutput, end: FinishReason | Bounce) -> None:
         output.finish_reason, output.stop_reason = FinishReason.ABORT, str(end)
     else:
         output.finish_reason = end
+
+
+def logprobs(tokens: list[int], params: SamplingParams | None) -> LogprobsLists | None:
+    """Of the tokens sampled in one step: each of them first, then as many more as were asked for."""
+    if params is None or params.logprobs is None:
+        return None
+    others = list(params.logprob_token_ids or range(max(params.logprobs, 0)))
+    ids = np.array([[token, *others] for token in tokens], dtype=np.int64).reshape(len(tokens), -1)
+    values = np.full(ids.shape, PROMPT_LOGPROB, dtype=np.float32)
+    return LogprobsLists(ids, values, np.ones(len(tokens), dtype=np.int64))
 
 
 def prompt_logprobs(prompt: list[int], wanted: int | None) -> LogprobsTensors | None:

@@ -27,6 +27,7 @@ from component.proxy.fake_legs import (
     check_tokens,
     end_with,
     first_events,
+    logprobs,
     prompt_logprobs,
 )
 from vllm.v1.engine import (
@@ -270,7 +271,7 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
         params, prompt = leg.request.sampling_params, leg.request.prompt_token_ids
         assert params is not None
         assert prompt is not None
-        events = first_events()
+        events, cached = first_events(), min(CACHED_TOKENS, len(prompt) - 1)
         await asyncio.sleep(self.set.delay_s)
         if self.set.pause_after_tokens == 0:
             await self._pause()
@@ -282,9 +283,10 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
             events=events,
             prefill_stats=None
             if leg.carried
-            else PrefillStats(len(prompt), len(prompt) - CACHED_TOKENS, CACHED_TOKENS, CACHED_TOKENS),
+            else PrefillStats(len(prompt), len(prompt) - cached, cached, cached),
             new_prompt_logprobs_tensors=prompt_logprobs(prompt, params.prompt_logprobs),
         )
+        output.new_logprobs = logprobs(output.new_token_ids, params)
         if self.set.ends:
             end_with(output, self.set.ends.pop(0)[1])
         self._finish(leg)
@@ -315,6 +317,7 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
                 tokens,
                 prefill_stats=PrefillStats(len(leg.request.prompt_token_ids or ())),
                 events=first_events() if start == first else None,
+                new_logprobs=logprobs(tokens, leg.request.sampling_params),
             )
             if start + TOKENS_A_STEP >= len(answer):
                 output.finish_reason = (

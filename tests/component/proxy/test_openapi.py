@@ -75,7 +75,7 @@ async def test_no_generated_request_is_a_fault(start: Start, count: int) -> None
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(SCHEMATHESIS is None, reason="schemathesis is not installed; `make setup` does it")
+@pytest.mark.skipif(SCHEMATHESIS is None, reason="schemathesis is not on the PATH")
 async def test_no_request_that_fits_or_nearly_fits_the_document_is_a_fault(
     start: Start, tmp_path: Path
 ) -> None:

@@ -1,7 +1,9 @@
 """Sends the two legs of an attempt to their ranks and takes them back: sessions, loads, live leg ids."""
 
+from dataclasses import replace
+
 from kv_transfer.params import PrefillPeer, new_token
-from lockstep.errors import NoDecodeNodeError
+from lockstep.errors import NoDecodeNodeError, UnavailableError
 from lockstep.rpc import codec
 from proxy import legs
 from proxy.attempt import Attempt, Phase
@@ -73,11 +75,31 @@ class Dispatcher:
         Raises UnavailableError without a live rank on either side, InvalidRequestError for a decode rank that
         the client named and that does not exist.
         """
-        pair = self._pick(flight)
-        if pair is None:
+        asked = self._asked(flight)
+        pair = self._pick(flight, asked)
+        if pair is not None:
+            self._start(flight, pair, asked)
+        return pair is not None
+
+    def hedge(self, flight: Flight, first: Attempt) -> bool:
+        """Start both legs of a second attempt beside the first, if another prefill rank has room for it."""
+        asked = self._asked(flight)
+        avoid = {first.prefill.key: first.number, first.decode.key: first.number}
+        asked = replace(asked, failed_at={**asked.failed_at, **avoid}, session=None)
+        try:
+            pair = self._pick(flight, asked)
+        except UnavailableError:
             return False
+        if pair is None or pair[0] is first.prefill:
+            return False
+        self._start(flight, pair, asked, is_hedge=True)
+        return True
+
+    def _start(
+        self, flight: Flight, pair: tuple[RankLoad, RankLoad], asked: Asked, *, is_hedge: bool = False
+    ) -> None:
         prefill, decode = pair
-        uncached_tokens = self._asked(flight).uncached_tokens(prefill)
+        uncached_tokens = asked.uncached_tokens(prefill)
         token = new_token()
         peer = PrefillPeer(
             engine_id=prefill.rank.engine_id,
@@ -92,7 +114,7 @@ class Dispatcher:
             enabled=self._hand_off,
         )
         hand_off = held_back is None
-        attempt = flight.begin(prefill, decode, hand_off=hand_off)
+        attempt = flight.begin(prefill, decode, hand_off=hand_off, is_hedge=is_hedge)
         attempt.uncached_tokens = uncached_tokens
         self._breakers.sent((prefill.node, decode.node), attempt.leg_id)
         self._metrics.routed(uncached_tokens, attempt.tokens - uncached_tokens)
@@ -113,12 +135,11 @@ class Dispatcher:
             ),
         ):
             load.begin(tokens)
-            if flight.spans is not None:
+            if flight.spans is not None and not is_hedge:
                 leg = flight.spans.leg(load.node.role, leg)
             self._sessions[load.node.address].add(
                 attempt.leg_id, load.rank.local_rank, codec.encode_request(leg)
             )
-        return True
 
     def came_further(self, attempt: Attempt) -> None:
         """Prefill has computed the prompt, or decode has its KV; called with each output from then on."""
@@ -146,10 +167,30 @@ class Dispatcher:
 
         Prefill is told even after its leg ended: it may still hold the blocks for a push.
         """
+        if flight.hedge is not None:
+            self._leave(flight, flight.hedge)
         attempt = flight.attempt
-        if attempt is None:
+        if attempt is not None:
+            flight.attempt_over()
+            self._withdraw(attempt, abort)
+
+    def decide(self, flight: Flight) -> None:
+        """Of two live attempts one goes, once it has failed or the other one has computed the prompt."""
+        first, hedge = flight.attempt, flight.hedge
+        if first is None or hedge is None:
             return
-        flight.attempt_over()
+        if hedge.end is not None or (first.end is None and first.phase is not Phase.DISPATCHED):
+            self._metrics.hedged(won=False)
+            self._leave(flight, hedge)
+        elif first.end is not None or hedge.phase is not Phase.DISPATCHED:
+            self._metrics.hedged(won=True)
+            self._leave(flight, first)
+
+    def _leave(self, flight: Flight, loser: Attempt) -> None:
+        flight.leave(loser)
+        self._withdraw(loser, abort=True)
+
+    def _withdraw(self, attempt: Attempt, abort: bool) -> None:
         del self._by_leg[attempt.leg_id]
         self.release_prefill(attempt)
         self._let_go(attempt)
@@ -174,12 +215,11 @@ class Dispatcher:
         failed: frozenset[Unit] = frozenset(unit_of(node) for node in nodes if node.address in addresses)
         return self._breakers.usable(nodes, failed)
 
-    def _pick(self, flight: Flight) -> tuple[RankLoad, RankLoad] | None:
+    def _pick(self, flight: Flight, asked: Asked) -> tuple[RankLoad, RankLoad] | None:
         """Two ranks of nodes of one key; None while no prefill rank is below its window, or no decode rank
         takes more.
         """
         served, wanted = flight.outlet.served, flight.request.data_parallel_rank
-        asked = self._asked(flight)
         if wanted is not None:
             known, live = self._cluster.known("decode", served), self._cluster.live("decode", served)
             decode = self._ranks.decode_at(known, live, wanted)

@@ -35,6 +35,8 @@ class Flight:
     attempts: list[Attempt] = field(default_factory=list)
     attempt: Attempt | None = None
     """The live one; None while the choice waits to be sent."""
+    hedge: Attempt | None = None
+    """A second live one, until one of the two has computed the prompt."""
     next_reason: AttemptReason = AttemptReason.FIRST
     output_token_ids: list[int] = field(default_factory=list)
     """All that were passed on to the front end; the next attempt goes on after them."""
@@ -88,17 +90,42 @@ class Flight:
             return not params.skip_reading_prefix_cache
         return params.prompt_logprobs is None or bool(self.output_token_ids)
 
-    def begin(self, prefill: RankLoad, decode: RankLoad, *, hand_off: bool) -> Attempt:
+    def live(self) -> list[Attempt]:
+        """The live attempts: none, one, or two where there is a hedge."""
+        return [attempt for attempt in (self.attempt, self.hedge) if attempt is not None]
+
+    def live_at(self, leg_id: str) -> Attempt | None:
+        """The live attempt of this leg, which is one of a live attempt; asked for each output."""
+        if self.hedge is None or self.hedge.leg_id != leg_id:
+            return self.attempt
+        return self.hedge
+
+    def begin(
+        self, prefill: RankLoad, decode: RankLoad, *, hand_off: bool, is_hedge: bool = False
+    ) -> Attempt:
         """Both legs go to these ranks. `hand_off`: decode goes on from prefill's token."""
         number = len(self.attempts) + 1
-        attempt = Attempt(
-            self.next_leg_id, number, self.next_reason, prefill, decode, self.tokens, hand_off=hand_off
-        )
+        reason = AttemptReason.HEDGE if is_hedge else self.next_reason
+        attempt = Attempt(self.next_leg_id, number, reason, prefill, decode, self.tokens, hand_off=hand_off)
+        if is_hedge:
+            self.attempts.append(attempt)
+            self.hedge = attempt
+            return attempt
         since_s = self.attempts[-1].ended_s if self.attempts else self.queued_s
         self.spans = attempt_spans.begin(self.request.trace_headers, attempt, self.request_id, since_s)
         self.attempts.append(attempt)
         self.attempt, self.asked = attempt, None
         return attempt
+
+    def leave(self, loser: Attempt) -> None:
+        """One of two live attempts is over; the other one goes on."""
+        loser.over()
+        if loser is self.attempt:
+            self._close_spans(loser)
+            self.attempt = self.hedge
+        self.hedge = None
+        if loser.end is not None:
+            self._avoid(loser, loser.end)
 
     def attempt_over(self) -> None:
         """The live attempt ended; if without an answer, note what the next one has to know."""
@@ -107,24 +134,28 @@ class Flight:
             return
         self.attempt = None
         attempt.over()
-        if self.spans is not None:
-            self.spans.close(attempt, self.tokens - attempt.tokens)
-            self.spans = None
+        self._close_spans(attempt)
         if attempt.end is not None:
             self._note(attempt, attempt.end)
 
-    def on_output(
-        self, role: Role, output: EngineCoreOutput, clock_offset_s: float
-    ) -> list[EngineCoreOutput]:
-        """Take an output of the live attempt's leg and return what goes to the front end now.
+    def _close_spans(self, attempt: Attempt) -> None:
+        if self.spans is not None:
+            self.spans.close(attempt, self.tokens - attempt.tokens)
+            self.spans = None
 
+    def on_output(
+        self, role: Role, output: EngineCoreOutput, clock_offset_s: float, of: Attempt | None = None
+    ) -> list[EngineCoreOutput]:
+        """Take an output of a live attempt's leg and return what goes to the front end now.
+
+        `of`: the attempt, if there are two.
         Raises InternalError as `Attempt.on_output` does; sets `attempt.end` where another one may go on.
         """
-        attempt = self.attempt
+        attempt = of or self.attempt
         if attempt is None:
             return []
         outputs = attempt.on_output(role, output, clock_offset_s)
-        if self.spans is not None:
+        if self.spans is not None and attempt is self.attempt:
             self.spans.took(role, output)
         if role == "prefill" and attempt.hand_off and outputs:
             first = self._first_token(attempt, outputs.pop(0))
@@ -150,6 +181,9 @@ class Flight:
         # vLLM counts preemptions by these events. Decode's own may have come with its last tokens.
         if end.reason is AttemptReason.PREEMPTED and not attempt.preempted:
             self._events.append(EngineCoreEvent(EngineCoreEventType.PREEMPTED, attempt.ended_s))
+        self._avoid(attempt, end)
+
+    def _avoid(self, attempt: Attempt, end: AttemptEnd) -> None:
         for role in end.failed:
             load = attempt.load(role)
             for rank in load.node.ranks if end.whole_node else (load.rank,):

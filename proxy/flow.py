@@ -166,9 +166,10 @@ class Flow:
     def is_used(self, address: str) -> bool:
         """Prefill is needed until its KV has arrived."""
         for flight in self._in_flight:
-            role = flight.attempt.role_at(address) if flight.attempt else None
-            if flight.attempt is not None and role is not None and flight.attempt.needs(role):
-                return True
+            for attempt in flight.live():
+                role = attempt.role_at(address)
+                if role is not None and attempt.needs(role):
+                    return True
         return False
 
     def forget(self, address: str) -> None:
@@ -203,11 +204,10 @@ class Flow:
         self._ranks.remove(address)
         self.suspicion.steps.closed(address)
         for flight in self._in_flight.all():
-            attempt = flight.attempt
-            roles = {attempt.role_at(member) for member in lost} if attempt is not None else set()
-            for role in roles:
-                if attempt is not None and role is not None:
-                    attempt.on_loss(role)
+            for attempt in flight.live():
+                for role in {attempt.role_at(member) for member in lost}:
+                    if role is not None:
+                        attempt.on_loss(role)
             self._in_flight.try_again(flight)
         self._in_flight.pump()
 
@@ -242,7 +242,7 @@ class Flow:
         for output in outputs.outputs:
             # An id that is not live: its attempt ended here already, and its abort is on the way.
             flight = self._dispatcher.flight(output.request_id)
-            attempt = flight.attempt if flight else None
+            attempt = flight.live_at(output.request_id) if flight else None
             role = attempt.role_at(address) if attempt else None
             if flight is None or attempt is None or role is None:
                 continue
@@ -262,7 +262,9 @@ class Flow:
         self, flight: Flight, attempt: Attempt, role: Role, output: EngineCoreOutput, clock_offset_s: float
     ) -> list[EngineCoreOutput]:
         had_none, stalled_s, phase = not flight.first_token_s, flight.stalled_s, attempt.phase
-        outputs = flight.on_output(role, output, clock_offset_s)
+        outputs = flight.on_output(role, output, clock_offset_s, attempt)
+        if flight.hedge is not None:
+            self._dispatcher.decide(flight)
         if attempt.end is not None:
             self._in_flight.try_again(flight)
         elif attempt.phase is not Phase.DISPATCHED:
@@ -286,7 +288,7 @@ class Flow:
 
     def _error(self, address: str, error: pb.RequestError) -> None:
         flight = self._dispatcher.flight(error.request_id)
-        attempt = flight.attempt if flight else None
+        attempt = flight.live_at(error.request_id) if flight else None
         role = attempt.role_at(address) if attempt else None
         if flight is None or attempt is None or role is None:
             return

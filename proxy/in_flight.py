@@ -16,6 +16,7 @@ from lockstep.errors import (
 )
 from proxy import flight_log
 from proxy.admission.queue_limits import QueueLimits, retry_after_s
+from proxy.attempt import Attempt, Phase
 from proxy.dispatch import Dispatcher
 from proxy.flight import Flight
 from proxy.live.journal import Journal
@@ -47,6 +48,7 @@ class InFlight:
         self._queue_limits = queue_limits
         self._retry_rules = retry_rules
         self._backoffs: dict[str, asyncio.TimerHandle] = {}
+        self._hedges: dict[str, asyncio.TimerHandle] = {}
         self._flights: dict[str, Flight] = {}
         self._deadlines: dict[str, tuple[asyncio.TimerHandle, ...]] = {}
         self._queue: WindowQueue[Flight] = WindowQueue(self._send, self._cannot_send)
@@ -112,6 +114,7 @@ class InFlight:
 
     def try_again(self, flight: Flight) -> None:
         """Follow a live attempt whose `end` is set by another one, ahead of choices that have had none."""
+        self._dispatcher.decide(flight)
         attempt = flight.attempt
         if attempt is None or attempt.end is None:
             return
@@ -164,8 +167,9 @@ class InFlight:
         del self._flights[flight.front_id]
         for timer in self._deadlines.pop(flight.front_id):
             timer.cancel()
-        if flight.front_id in self._backoffs:
-            self._backoffs.pop(flight.front_id).cancel()
+        for timers in (self._backoffs, self._hedges):
+            if flight.front_id in timers:
+                timers.pop(flight.front_id).cancel()
         flight.take_tokens(len(flight.output_token_ids))
         self._queue.discard(flight)
         self._dispatcher.take_back(flight, abort)
@@ -179,7 +183,27 @@ class InFlight:
         sent = self._dispatcher.send(flight)
         if sent:
             self._journal.changed(flight)
+            self._hedge_later(flight)
         return sent
+
+    def _hedge_later(self, flight: Flight) -> None:
+        after_s = self._retry_rules.hedge_after_s
+        if after_s is None or flight.request.data_parallel_rank is not None:
+            return
+        if flight.front_id in self._hedges:
+            self._hedges[flight.front_id].cancel()
+        loop = asyncio.get_running_loop()
+        self._hedges[flight.front_id] = loop.call_later(after_s, self._hedge, flight, flight.attempt)
+
+    def _hedge(self, flight: Flight, first: Attempt | None) -> None:
+        """Not while others wait: what a hedge takes would be theirs."""
+        del self._hedges[flight.front_id]
+        if first is None or flight.attempt is not first or first.phase is not Phase.DISPATCHED:
+            return
+        if len(self._queue) or len(flight.attempts) >= self._max_attempts:
+            return
+        if self._retry_rules.may_hedge() and self._dispatcher.hedge(flight, first):
+            self._journal.changed(flight)
 
     def _expire(self, flight: Flight) -> None:
         self.fail(flight, DeadlineError("The request did not finish in its time."))

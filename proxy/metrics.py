@@ -39,6 +39,8 @@ class AttemptReason(StrEnum):
     """Why both legs of a choice were sent: for the first time, or because of how the attempt before ended."""
 
     FIRST = "first"
+    HEDGE = "hedge"
+    """The one before had computed no prompt for a while, and was not given up for that."""
     PREEMPTED = "preempted"
     """Decode needed its KV blocks for another request."""
     REVOKED = "revoked"
@@ -188,6 +190,12 @@ class ProxyMetrics:
             ["decision"],
             registry=self.registry,
         )
+        self.hedges = Counter(
+            "lockstep_proxy_hedges",
+            "Hedges, by whether they had computed the prompt before the attempt that they were beside.",
+            ["won"],
+            registry=self.registry,
+        )
         self.breakers_open = Gauge(
             "lockstep_proxy_breakers_open",
             "Prefill nodes and decode groups that failed so often in a row that they get a trial at most.",
@@ -210,6 +218,8 @@ class ProxyMetrics:
         )
         for role in get_args(Role):
             self.breakers_open.labels(role)
+        for won in ("yes", "no"):
+            self.hedges.labels(won)
         for decision in RetryDecision:
             self.retries.labels(decision)
         for cached in ("yes", "no"):
@@ -241,6 +251,10 @@ class ProxyMetrics:
     def retry(self, decision: RetryDecision) -> None:
         """Another attempt was wished for."""
         self.retries.labels(decision).inc()
+
+    def hedged(self, *, won: bool) -> None:
+        """Of two attempts one is left."""
+        self.hedges.labels("yes" if won else "no").inc()
 
     def breakers_open_now(self, role: Role, count: int) -> None:
         """So many circuit breakers of the role are not closed."""

@@ -28,15 +28,16 @@ def move_away(cluster: Cluster, in_flight: InFlight, addresses: Iterable[str], l
     spare_pair = functools.cache(functools.partial(cluster.spare_pair, left))
     moved = 0
     for flight in in_flight.all():
-        attempt = flight.attempt
-        if attempt is None or not spare_pair(flight.outlet.served):
+        live = flight.live()
+        if not live or not spare_pair(flight.outlet.served):
             continue
-        if attempt.prefill.node.address in left:
-            leave(attempt, "prefill")
         pinned = flight.request.data_parallel_rank is not None
-        if attempt.decode.node.address in left and not pinned:
-            leave(attempt, "decode")
-        moved += attempt.end is not None
+        for attempt in live:
+            if attempt.prefill.node.address in left:
+                leave(attempt, "prefill")
+            if attempt.decode.node.address in left and not pinned:
+                leave(attempt, "decode")
+        moved += live[0].end is not None
         in_flight.try_again(flight)
     return moved
 

@@ -45,6 +45,14 @@ class RetryConfig(ServiceConfig):
         description="time after which such a node or group is tried with one request",
     )
 
+    hedge_after_s: float | None = Field(
+        _DEFAULT.hedge_after_s,
+        gt=0,
+        description="time after which a choice whose prompt is not computed is sent to another prefill rank "
+        "as well, and the first of the two goes on; out of the retry budget, and not while choices wait; "
+        "never if not given",
+    )
+
     def retry_limits(self) -> RetryLimits:
         """What these flags say."""
         return RetryLimits(
@@ -54,4 +62,5 @@ class RetryConfig(ServiceConfig):
             backoff_max_s=self.retry_backoff_max_s,
             breaker_failures=self.breaker_failures,
             breaker_open_s=self.breaker_open_s,
+            hedge_after_s=self.hedge_after_s,
         )

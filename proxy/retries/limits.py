@@ -13,3 +13,4 @@ class RetryLimits:
     backoff_max_s: float = 2.0
     breaker_failures: int = 5
     breaker_open_s: float = 10.0
+    hedge_after_s: float | None = None

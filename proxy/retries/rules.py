@@ -50,9 +50,19 @@ class RetryRules:
             return None
         return self._backoff_s(flight)
 
+    @property
+    def hedge_after_s(self) -> float | None:
+        """When an attempt whose prompt is not computed gets a hedge; None for never."""
+        return self._limits.hedge_after_s
+
+    def may_hedge(self) -> bool:
+        """Whether the budget has one more attempt; it is taken then."""
+        return self._budget.spend(self._clock())
+
     def _is_free(self, flight: Flight) -> bool:
         ends = [attempt.end.reason for attempt in flight.attempts if attempt.end is not None]
-        return ends[-1] in _ASKED_FOR or (ends[-1] in _LOST and len(_LOST.intersection(ends[:-1])) == 0)
+        is_first_loss = flight.next_reason in _LOST and sum(reason in _LOST for reason in ends) == 1
+        return flight.next_reason in _ASKED_FOR or is_first_loss
 
     def _backoff_s(self, flight: Flight) -> float:
         """None before the second attempt, nor while the attempts give tokens: it goes elsewhere."""
@@ -60,7 +70,7 @@ class RetryRules:
         for attempt in reversed(flight.attempts):
             if attempt.first_output_s:
                 break
-            fruitless += 1
+            fruitless += attempt.end is not None  # a hedge was left because the other one was faster
         if fruitless < 2:
             return 0.0
         most_s = min(self._limits.backoff_max_s, self._limits.backoff_s * 2.0 ** (fruitless - 2))

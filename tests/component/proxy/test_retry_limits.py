@@ -29,7 +29,7 @@ async def two_groups(start: Any, *flags: str) -> Stack:
     stack: Stack = await start(
         *("--hand-off", "off", "--routing-policy", "round_robin"),
         *flags,
-        prefill=[FakeNode("prefill", wire, PICO) for _ in range(3)],
+        prefill=[FakeNode("prefill", wire, PICO, group_id=group) for group in "xyz"],
         decode=[FakeNode("decode", wire, PICO, group_id=group) for group in "ab"],
     )
     cluster = stack.cluster
@@ -183,3 +183,59 @@ async def test_stream_without_another_place_stays(start: Any) -> None:
     node.set.go.set()
     assert await reading == PROMPT
     assert attempts(stack) == {"first": 1}
+
+
+async def test_slow_prefill_is_hedged_and_the_first_goes_on(start: Any) -> None:
+    """The prompt goes to another prefill rank too, whose answer it is; of the slow one nothing is left."""
+    stack = await two_groups(start, "--hedge-after-s", "0.1")
+    slow, fast, third = sorted(stack.prefill, key=lambda node: node.address)
+    slow.set.pause_after_tokens = 0
+    status, body = await ask(stack)
+    assert (status, body["choices"][0]["text"]) == (200, PROMPT)
+    assert [len(node.legs) for node in (slow, fast, third)] == [1, 1, 0]
+    assert slow.aborted == [slow.legs[0].request.request_id]
+    assert attempts(stack) == {"first": 1, "hedge": 1}
+    assert await metric(stack, 'lockstep_proxy_hedges_total{won="yes"}') == 1
+    await nothing_is_left(stack)
+
+
+async def test_hedge_that_comes_second_is_withdrawn(start: Any) -> None:
+    stack = await two_groups(start, "--hedge-after-s", "0.1")
+    slow, hedge, _ = sorted(stack.prefill, key=lambda node: node.address)
+    slow.set.pause_after_tokens = hedge.set.pause_after_tokens = 0
+    asking = asyncio.create_task(ask(stack))
+    await until(lambda: hedge.running, "the hedge is there")
+    slow.set.go.set()
+    status, body = await asking
+    assert (status, body["choices"][0]["text"]) == (200, PROMPT)
+    assert hedge.aborted == [hedge.legs[0].request.request_id]
+    assert await metric(stack, 'lockstep_proxy_hedges_total{won="no"}') == 1
+    await nothing_is_left(stack)
+
+
+async def test_hedge_goes_on_when_the_first_attempts_node_dies(start: Any) -> None:
+    """No third attempt is made."""
+    stack = await two_groups(start, "--hedge-after-s", "0.1")
+    slow, hedge, _ = sorted(stack.prefill, key=lambda node: node.address)
+    slow.set.pause_after_tokens = hedge.set.pause_after_tokens = 0
+    asking = asyncio.create_task(ask(stack))
+    await until(lambda: hedge.running, "the hedge is there")
+    await slow.stop()
+    await until(lambda: stack.cluster.count("prefill", "live") == 2, "the proxy knows")
+    hedge.set.go.set()
+    status, body = await asking
+    assert (status, body["choices"][0]["text"]) == (200, PROMPT)
+    assert attempts(stack) == {"first": 1, "hedge": 1}
+
+
+async def test_nothing_is_hedged_without_budget(start: Any) -> None:
+    """Each choice earns a fifth of an attempt, and this is the first one."""
+    stack = await two_groups(start, "--hedge-after-s", "0.05", "--retry-budget-min-per-s", "0")
+    slow = min(stack.prefill, key=lambda node: node.address)
+    slow.set.pause_after_tokens = 0
+    asking = asyncio.create_task(ask(stack))
+    await until(lambda: slow.running, "it is computed")
+    await asyncio.sleep(0.3)
+    assert attempts(stack) == {"first": 1}
+    slow.set.go.set()
+    assert (await asking)[0] == 200

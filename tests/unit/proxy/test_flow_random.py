@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.proxy.world_for_tests import ADDRESSES, Leg, World
+from unit.proxy.world_for_tests import ADDRESSES, MAX_ATTEMPTS, Leg, World
 from vllm.v1.engine import FinishReason
 
 from lockstep.bounce import Bounce
 from lockstep.errors import DrainingError, InvalidRequestError, NodeLostError, UnavailableError
+from proxy.attempt import Phase
 
 Event = Callable[[], None]
 
@@ -53,6 +54,10 @@ def possible(world: World) -> list[Event]:
             events += [lambda address=address: world.node_up(address)] * 2
         for leg in list(world.legs[address].values()):
             events += prefill_events(world, leg) if role == "prefill" else decode_events(world, leg)
+    for flight in world.flow.in_flight():
+        is_waited_for = flight.attempt is not None and flight.attempt.phase is Phase.DISPATCHED
+        if is_waited_for and flight.hedge is None and len(flight.attempts) < MAX_ATTEMPTS:
+            events.append(lambda flight=flight: world.hedge(flight))
     for leg in world.dead[-3:]:
         events.append(lambda leg=leg: world.output(leg, [9999]))
         events.append(lambda leg=leg: world.output(leg, [9999], FinishReason.STOP))

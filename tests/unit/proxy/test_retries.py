@@ -217,6 +217,7 @@ def test_what_is_gone_is_not_counted() -> None:
         ("--retry-backoff-max-s", "-1", "greater than or equal to 0"),
         ("--breaker-failures", "0", "greater than or equal to 1"),
         ("--breaker-open-s", "0", "greater than 0"),
+        ("--hedge-after-s", "0", "greater than 0"),
         ("--drain-move-s", "-1", "greater than or equal to 0"),
     ],
 )

@@ -140,6 +140,11 @@ class World:
         self.draining.add(address)
         self.flow.frame(address, pb.NodeFrame(draining=pb.Draining(deadline_s=30.0, move=move)))
 
+    def hedge(self, flight: Flight) -> None:
+        """Its prompt is not computed, and somebody has no more patience."""
+        assert flight.attempt is not None
+        self.flow._dispatcher.hedge(flight, flight.attempt)
+
     def start(self) -> None:
         """A choice of its own, or for every second one a sibling of the one before."""
         choice = len(self.received)
@@ -209,7 +214,9 @@ class World:
         assert self.flow.num_in_flight == sum(not ends for ends in self.ends)
         loads = [load for address in self.up for load in self.flow.ranks.of(address).values()]
         decoding = [load for load in loads if load.node.role == "decode"]
-        assert sum(load.in_flight for load in decoding) == self.flow.num_in_flight - self.flow.num_queued
+        hedges = sum(flight.hedge is not None for flight in self.flow.in_flight())
+        live = self.flow.num_in_flight - self.flow.num_queued + hedges
+        assert sum(load.in_flight for load in decoding) == live
         assert all(load.in_flight >= 0 and load.outstanding_tokens >= 0 for load in loads)
         if not self.flow.num_in_flight:
             assert {(load.in_flight, load.outstanding_tokens) for load in loads} <= {(0, 0)}

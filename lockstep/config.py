@@ -24,7 +24,13 @@ SHARED_ENVIRONMENT = frozenset(
 )
 """Variables that are no field of a service: the CPU platform plugin and the `lockstep` command read them."""
 
-_CONFIG_MODULES = ("lockstep.node.config", "lockstep.sim.config", "decode_node.config", "proxy.config")
+_CONFIG_MODULES = (
+    "lockstep.node.config",
+    "lockstep.sim.config",
+    "prefill_node.config",
+    "decode_node.config",
+    "proxy.config",
+)
 """Where the services declare their fields, by name: nothing here depends on a service, and none of them is
 loaded by this beyond the module of its flags."""
 

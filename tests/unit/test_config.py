@@ -10,6 +10,8 @@ from decode_node.config import DecodeConfig
 from lockstep.config import SHARED_ENVIRONMENT, ServiceConfig, known_variables
 from lockstep.errors import ConfigError
 from lockstep.node.config import NodeConfig
+from lockstep.sim.config import SimFigures
+from prefill_node.config import PrefillConfig
 from proxy.config import ProxyConfig
 
 
@@ -63,7 +65,8 @@ def test_mistyped_environment_variable_is_refused(monkeypatch: pytest.MonkeyPatc
 
 def test_known_variables_are_those_of_all_services() -> None:
     """Each service's fields, what the CPU platform reads, and nothing of a test's own."""
-    fields = {*NodeConfig.model_fields, *DecodeConfig.model_fields, *ProxyConfig.model_fields}
+    services = (NodeConfig, PrefillConfig, DecodeConfig, SimFigures, ProxyConfig)
+    fields = {name for service in services for name in service.model_fields}
     assert known_variables() == SHARED_ENVIRONMENT | {f"LOCKSTEP_{name.upper()}" for name in fields}
 
 

@@ -1,6 +1,7 @@
 """--kv-events of a prefill node, and what it makes of vLLM's own flag."""
 
 import os
+from pathlib import Path
 
 import pytest
 from vllm.config import KVEventsConfig
@@ -10,11 +11,12 @@ from lockstep.errors import ConfigError
 from prefill_node.config import PrefillConfig
 from prefill_node.service import ROLE
 
+PICO = str(Path(__file__).parents[3] / "models" / "pico")
 INT_HASHES = "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"
 
 
 def applied(config: PrefillConfig, given: KVEventsConfig | None = None) -> AsyncEngineArgs:
-    args = AsyncEngineArgs(model="m", kv_events_config=given)
+    args = AsyncEngineArgs(model=PICO, kv_events_config=given)
     ROLE.apply_flags(args, config)
     return args
 

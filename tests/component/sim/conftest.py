@@ -13,7 +13,7 @@ import pytest
 
 from lockstep.cli.ports import PortPicker
 
-START_DEADLINE_S = 90.0  # generous: engines of other tests may hold the cores
+START_DEADLINE_S = 180.0  # generous: engines of other tests may hold the cores
 STOP_DEADLINE_S = 15.0
 
 PREFILL_STEP_MS = 5

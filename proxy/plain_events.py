@@ -28,6 +28,9 @@ _MARK = "lockstep: here is the text"
 _KEPT_STREAMS = 8192
 """A stream whose cut JSON was forgotten has it made anew at its next event."""
 
+_EVENT_FIELDS = frozenset({"id", "object", "created", "model", "choices"})
+"""Of an event that holds nothing but its choice."""
+
 _encode_text = msgspec.json.Encoder().encode
 
 
@@ -92,9 +95,8 @@ class _Kind:
 
     def make_choice(self, **fields: Any) -> Any:
         """In place of the choice's model."""
-        if fields.get("finish_reason") is None and all(
-            value is None for name, value in fields.items() if name not in ("index", "text", "delta")
-        ):
+        # Nothing but an index and a text, or a delta, has a value.
+        if tuple(fields.values()).count(None) == len(fields) - 2:
             text = self._text_of(fields)
             if text is not None:
                 return _PlainChoice(fields, text, fields.get("delta"))
@@ -104,7 +106,7 @@ class _Kind:
         """In place of the event's model."""
         choices = fields["choices"]
         if len(choices) == 1 and type(choices[0]) is _PlainChoice:
-            if fields.keys() == {"id", "object", "created", "model", "choices"}:
+            if fields.keys() == _EVENT_FIELDS:
                 return _PlainEvent(self, fields, choices[0])
             return self.whole(fields, choices[0])
         return self._event(**fields)
@@ -139,7 +141,7 @@ def _whole_delta(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _delta_text(fields: dict[str, Any]) -> Any:
-    delta = fields["delta"]
+    delta = fields.get("delta")
     if type(delta) is _PlainDelta:
         return delta.content
     # A parser's: of the class itself, since others have fields of their own.
@@ -156,7 +158,7 @@ COMPLETION = _Kind(
     "text_completion",
     CompletionStreamResponse,
     CompletionResponseStreamChoice,
-    lambda fields: fields["text"],
+    lambda fields: fields.get("text"),
 )
 CHAT = _Kind(
     "chat.completion.chunk",

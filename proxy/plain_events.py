@@ -141,7 +141,7 @@ def _whole_delta(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _delta_text(fields: dict[str, Any]) -> Any:
-    delta = fields.get("delta")
+    delta: Any = fields.get("delta")
     if type(delta) is _PlainDelta:
         return delta.content
     # A parser's: of the class itself, since others have fields of their own.

@@ -24,8 +24,9 @@ class Memory:
         """From the end of the warm-up on; a process that starts later is not watched."""
         await asyncio.sleep(warm_up_s)
         for process in self._parent.children(recursive=True):
-            self._samples[process] = []
-            self._names[process] = " ".join(process.cmdline())[-60:]
+            with contextlib.suppress(psutil.NoSuchProcess):  # a zombie counts as one
+                self._names[process] = " ".join(process.cmdline())[-60:]
+                self._samples[process] = []
         while True:
             began_s = time.monotonic()
             for process, samples in self._samples.items():

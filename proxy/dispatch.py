@@ -205,8 +205,10 @@ class Dispatcher:
     def _judge(self, attempt: Attempt) -> None:
         """Blame nodes for what failed there. One that is lost is away; what it asked for is no failure."""
         if attempt.end is not None and attempt.end.reason in _FAILURES:
-            for role in attempt.end.failed:
-                self._breakers.failed(attempt.load(role).node)
+            failed = [attempt.load(role).node for role in attempt.end.failed]
+            for node in failed:
+                partner = next((other for other in failed if other is not node), None)
+                self._breakers.failed(node, partner)
         self._breakers.over((attempt.prefill.node, attempt.decode.node), attempt.leg_id)
 
     def _usable(self, role: Role, flight: Flight, key: CompatibilityKey | None = None) -> list[Node]:

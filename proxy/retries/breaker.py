@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from proxy.nodes import Node, Role
@@ -26,6 +26,10 @@ def unit_of(node: Node) -> Unit:
 class _Breaker:
     failures: int = 0
     """In a row."""
+    alone: bool = False
+    """One of them was nobody else's fault."""
+    partners: set[Unit] = field(default_factory=set)
+    """Those of the other role that the rest may as well have come from."""
     open_until_s: float | None = None
     """None: closed. Past: half open."""
     probe: str | None = None
@@ -76,13 +80,21 @@ class Breakers:
                 logger.info("%s %s works again", *unit)
                 self._changed(unit)
 
-    def failed(self, node: Node) -> None:
-        """An attempt failed there."""
+    def failed(self, node: Node, partner: Node | None = None) -> None:
+        """An attempt failed there, or between it and `partner`: then nobody knows on which of them.
+
+        What fails with one partner only, while there are others, is the partner's fault until shown
+        otherwise: else a broken prefill node would take the only decode group with it.
+        """
         unit = unit_of(node)
         breaker = self._breakers.setdefault(unit, _Breaker())
         breaker.failures += 1
+        if partner is None:
+            breaker.alone = True
+        else:
+            breaker.partners.add(unit_of(partner))
         state = self._state(breaker)
-        if breaker.failures >= self._limits.breaker_failures and state != "open":
+        if breaker.failures >= self._limits.breaker_failures and state != "open" and self._is_to_blame(unit):
             breaker.open_until_s = self._clock() + self._limits.breaker_open_s
             breaker.probe = None
             if state == "closed":
@@ -118,6 +130,11 @@ class Breakers:
         role = unit[0]
         breakers = (breaker for (other, _), breaker in self._breakers.items() if other == role)
         self._on_change(role, sum(breaker.open_until_s is not None for breaker in breakers))
+
+    def _is_to_blame(self, unit: Unit) -> bool:
+        breaker = self._breakers[unit]
+        others = {other for other in self._units.values() if other[0] != unit[0]}
+        return breaker.alone or len(breaker.partners) >= min(2, len(others))
 
     def _is_free(self, unit: Unit) -> bool:
         breaker = self._breakers.get(unit, _CLOSED)

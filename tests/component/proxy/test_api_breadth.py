@@ -125,12 +125,12 @@ async def test_stream_that_fails_before_its_first_token_has_a_status(
     stack.prefill[0].set.delay_s = 5  # its token would be one
     answers = []
     for stream in (False, True):
-        stack.decode[0].set.fail_first = 8  # all attempts
+        stack.decode[0].set.fail_first = 8  # more than it takes to give this node up
         stack.decode[0].set.fail_with = NoDecodeNodeError("No decode node is ready.")
         answers.append(await stack.http.post(path, json={**body, "model": "pico", "stream": stream}))
     plain, streamed = (answer.json()["error"] for answer in answers)
     assert [answer.status_code for answer in answers] == [503, 503]
-    assert streamed["message"].startswith("Gave up after 8 attempts: No decode node is ready.")
+    assert streamed["message"].startswith("No decode node is ready. Before that: No decode node is ready.")
     assert {**plain, "message": ""} == {**streamed, "message": ""}
 
 

@@ -110,7 +110,7 @@ async def test_broken_group_is_tried_again_and_used_when_it_works(start: Any) ->
 
 
 async def test_request_does_not_go_twice_to_the_same_broken_group(start: Any) -> None:
-    """Nothing else is there: the first request fails after one attempt each, long before the cap."""
+    """Nothing else is there: the request ends when it failed with two prefill nodes, long before the cap."""
     wire = Wire()
     decode = FakeNode("decode", wire, PICO)
     prefill = [FakeNode("prefill", wire, PICO) for _ in range(4)]
@@ -119,7 +119,7 @@ async def test_request_does_not_go_twice_to_the_same_broken_group(start: Any) ->
     status, body = await ask(stack)
     assert status == 503
     assert "No decode node is ready. Before that: The KV cache did not reach" in body["error"]["message"]
-    assert len(decode.legs) == 1
+    assert len(decode.legs) == 2
     decode.set.ends = []
     assert (await ask(stack))[0] == 200, "another request may use it, with nothing else to turn to"
     await nothing_is_left(stack)

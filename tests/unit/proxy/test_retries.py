@@ -178,6 +178,22 @@ def test_with_nothing_else_a_broken_group_is_used_but_not_twice_by_one_request()
     assert switch.usable(frozenset({unit_of(switch.a1), unit_of(switch.b)})) == []
 
 
+def test_broken_prefill_node_does_not_take_the_only_decode_group_with_it() -> None:
+    """KV that fails to arrive may be either's fault; what fails with one prefill node only is that node's."""
+    switch = Switch()
+    broken, other = node("prefill", "p"), node("prefill", "q")
+    for each in (broken, other, switch.b):
+        switch.breakers.restarted(each)
+    for _ in range(5):
+        switch.breakers.failed(broken, switch.b)
+        switch.breakers.failed(switch.b, broken)
+    assert switch.open == {"prefill": 1}
+    assert switch.breakers.usable([broken, other], NOTHING) == [other]
+    assert switch.breakers.usable([switch.b], frozenset({unit_of(switch.b)})) == [switch.b]
+    switch.breakers.failed(switch.b, other)
+    assert switch.open == {"prefill": 1, "decode": 1}
+
+
 def test_group_on_which_a_request_failed_is_still_there_for_it_while_it_works() -> None:
     switch = Switch()
     assert switch.usable(frozenset({unit_of(n) for n in switch.all})) == switch.all

@@ -8,7 +8,9 @@ from lockstep.rpc.credentials import CallerConfig
 from proxy.admission.config import AdmissionConfig
 from proxy.discovery.config import DiscoveryConfig
 from proxy.retries.config import RetryConfig
-from proxy.routing.policies import PolicyName
+
+PolicyName = Literal["lockstep", "prefix", "least_loaded", "round_robin"]
+"""Here and not with the policies: flags are read without vLLM, whose import takes seconds."""
 
 
 class ProxyConfig(DiscoveryConfig, AdmissionConfig, RetryConfig, CallerConfig):

@@ -1,14 +1,11 @@
 """All routing policies by the name that --routing-policy has for each."""
 
-from typing import Literal
-
+from proxy.config import PolicyName
 from proxy.routing.least_loaded import LeastLoaded
 from proxy.routing.lockstep import Lockstep
 from proxy.routing.policy import RoutingPolicy
 from proxy.routing.prefix import Prefix
 from proxy.routing.round_robin import RoundRobin
-
-PolicyName = Literal["lockstep", "prefix", "least_loaded", "round_robin"]
 
 
 def policy(name: PolicyName) -> RoutingPolicy:

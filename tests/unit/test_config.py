@@ -74,12 +74,14 @@ def test_known_variables_are_those_of_all_services() -> None:
 def test_one_environment_serves_all_services(config: type[ServiceConfig]) -> None:
     """A process of one service passes over the others' variables and gets as far as its own wrong value."""
     code = f"""
+import sys
 from {config.__module__} import {config.__name__}
 from lockstep.errors import ConfigError
 try:
     {config.__name__}.load([], "", "")
 except ConfigError as error:
     print(error)
+assert "vllm" not in sys.modules, "flags are read without vLLM, whose import takes seconds"
 """
     of_nodes = {"LOCKSTEP_HTTP_PORT": "none", "LOCKSTEP_STRICT": "true", "LOCKSTEP_KV_LEASE_S": "40"}
     of_the_proxy = {"LOCKSTEP_PREFILL": "none", "LOCKSTEP_HAND_OFF": "off"}

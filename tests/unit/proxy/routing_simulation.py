@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from unit.proxy.nodes_for_tests import node
 
 from lockstep.rpc.generated import lockstep_pb2 as pb
+from proxy.config import PolicyName
 from proxy.nodes import Node
 from proxy.routing import Asked, RankLoad, Ranks
-from proxy.routing.policies import PolicyName, policy
+from proxy.routing.policies import policy
 from proxy.routing.prefix_hashes import PrefixHashes
 from proxy.window_queue import WindowQueue
 

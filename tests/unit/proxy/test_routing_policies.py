@@ -8,10 +8,10 @@ from unit.proxy.test_block_hashes import frame
 
 from lockstep.errors import ConfigError
 from lockstep.rpc.generated import lockstep_pb2 as pb
-from proxy.config import ProxyConfig
+from proxy.config import PolicyName, ProxyConfig
 from proxy.nodes import Node, Role
 from proxy.routing import Asked, RankLoad, Ranks
-from proxy.routing.policies import PolicyName, policy
+from proxy.routing.policies import policy
 from proxy.routing.prefix_hashes import PrefixHashes
 
 HASHES = {"hash_algorithm": "sha256", "hash_seed": "s"}

@@ -5,7 +5,7 @@ import functools
 import pytest
 from unit.proxy.routing_simulation import Outcome, Simulation, workload
 
-from proxy.routing.policies import PolicyName
+from proxy.config import PolicyName
 
 SEEDS = (1, 3)
 NUM_REQUESTS = 300

@@ -6,7 +6,7 @@ import sys
 
 import uvloop
 
-from lockstep import health, logs
+from lockstep import logs
 from lockstep.errors import ConfigError, UnavailableError
 from proxy import arguments, server
 from proxy.security import exposed, key_source
@@ -38,7 +38,7 @@ def main(argv: list[str], place: Place | None = None) -> int:
         return 2
     try:
         if place is None and config.workers > 1:
-            sock = health.bind(args.host or server.EVERY_ADDRESS, args.port, "--port")
+            sock = server.bind(args)
             log = config.log_format, config.log_level
             become_supervisor(sock, config.workers, config.drain_timeout_s, log, argv, environment)
         uvloop.run(server.serve(config, args, keys, place))

@@ -58,11 +58,13 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-EVERY_ADDRESS = "0.0.0.0"
-"""Where vLLM's server listens unless --host says otherwise."""
-
 _CLOSE_CONNECTIONS_S = 5
 """What uvicorn gives answers that are being written once all requests have ended."""
+
+
+def bind(args: Namespace) -> socket.socket:
+    """The socket of --host and --port; vLLM's default is every address. Raises ConfigError."""
+    return health.bind(args.host or "0.0.0.0", args.port, "--port")
 
 
 async def serve(config: ProxyConfig, args: Namespace, keys: KeySource, place: Place | None = None) -> None:
@@ -74,7 +76,7 @@ async def serve(config: ProxyConfig, args: Namespace, keys: KeySource, place: Pl
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    sock = place.socket() if place else health.bind(args.host or EVERY_ADDRESS, args.port, "--port")
+    sock = place.socket() if place else bind(args)
     with contextlib.closing(sock), place.supervised(stop.set) if place else contextlib.nullcontext():
         async with (
             sessions(config) as (cluster, client),

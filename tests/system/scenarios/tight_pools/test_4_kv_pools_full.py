@@ -19,7 +19,8 @@ async def test_four_where_two_fit(
 ) -> None:
     """Four prompts at once on a rank, of which two fill its pool exactly: all finish, with the right tokens.
 
-    None has to go back to prefill: what decode admits, it has room for.
+    None has to go back to prefill: what decode admits, it has room for. Where prefill is slow, a rank that
+    stands still may give blocks up that nothing was computed for ("revoked").
     """
     again_before = _attempts_after_the_first(tight)
     async with step_records(tight.decode.grpc_address) as log:
@@ -43,4 +44,5 @@ async def test_four_where_two_fit(
 
 def _attempts_after_the_first(stack: Stack) -> float:
     attempts = stack.node("proxy").metric("lockstep_proxy_attempts_total")
-    return sum(value for labels, value in attempts.items() if ("reason", "first") not in labels)
+    left_out = {("reason", "first"), ("reason", "revoked")}
+    return sum(value for labels, value in attempts.items() if not left_out.intersection(labels))

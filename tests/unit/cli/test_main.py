@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lockstep.cli.main import app
-from lockstep.cli.model import CHECKOUT, PICO
+from lockstep.cli.model import resolve_model
 
 LOCKSTEP = str(Path(sys.executable).with_name("lockstep"))
 
@@ -47,7 +47,7 @@ def test_sim_becomes_the_simulated_service(monkeypatch: pytest.MonkeyPatch) -> N
         for args in (["MODEL", "--port", "9"], ["--port", "9"], ["--help"]):
             assert CliRunner().invoke(app, ["sim", role, *args]).exit_code == 0
     begins = [sys.executable, "-P", "-m"]
-    pico = str(CHECKOUT / PICO)
+    pico = resolve_model(None, None).path
     assert calls[:3] == [
         [*begins, "prefill_node.sim", "MODEL", "--port", "9"],
         [*begins, "prefill_node.sim", pico, "--port", "9"],

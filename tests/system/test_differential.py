@@ -9,13 +9,11 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from system.differential.answer import Answer, answer_all
-from system.differential.chat import TOOL, USER
 from system.differential.difference import differences
 from system.differential.groups import ALL, CONCURRENCY, FRONT_END_FLAGS, GROUPS
 from system.harness import Stack, complete_all, completion_body
 from system.prompts import prompts
 from system.servers import run_proxy
-from system.test_clients import openai_client
 
 
 @pytest.fixture(scope="module")
@@ -39,26 +37,6 @@ async def test_answers_equal(
     if group != "refused":
         stack.wait_idle()
         assert sum(stack.prefill.by_rank("lockstep_kv_pushed_bytes_total").values()) > pushed_before
-
-
-async def test_openai_tool_calls(url: str) -> None:
-    """The official client gets a call of the named tool, whole and in the deltas of a stream.
-
-    Of the arguments only that there are some: pico's are cut off, which `forced_call` says more of.
-    """
-    request = {"model": "pico", "messages": [USER], "temperature": 0, "max_tokens": 60, "tools": [TOOL]}
-    name = TOOL["function"]["name"]
-    choice = {"type": "function", "function": {"name": name}}
-    async with openai_client(url) as client:
-        whole = await client.chat.completions.create(**request, tool_choice=choice)
-        stream = await client.chat.completions.create(**request, tool_choice=choice, stream=True)
-        deltas = [chunk.choices[0].delta async for chunk in stream]
-    (call,) = whole.choices[0].message.tool_calls
-    streamed = [part.function for delta in deltas for part in delta.tool_calls or ()]
-    assert call.function.name == name
-    assert {part.name for part in streamed if part.name} == {name}
-    assert call.function.arguments
-    assert any(part.arguments for part in streamed)
 
 
 def test_the_cases_are_what_they_claim(differential_reference: dict[str, Answer]) -> None:

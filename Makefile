@@ -20,7 +20,7 @@ STAMP := $(VENV)/.lockstep-setup
 LOCKS := requirements/cpu.lock.txt requirements/dev.lock.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up images test test-full fuzz bench proto clean \
+.PHONY: help setup up images test test-full fuzz bench bench-peers proto clean \
     check check-lint check-format check-types check-imports check-proto
 
 help:  ## This list
@@ -72,6 +72,9 @@ images:  ## The CPU container images, lockstep-node-cpu and lockstep-proxy (ENGI
 
 bench: $(STAMP)  ## Lockstep beside plain vLLM: TTFT, ITL, throughput (ARGS=--quick for one run of each)
 	$(BIN)/python -m bench.serve $(ARGS)
+
+bench-peers: $(STAMP)  ## Lockstep beside vllm-router, smg, Dynamo and plain vLLM, one at a time (ARGS=--quick; 75 minutes without)
+	$(BIN)/python -m bench.peers --json .lockstep/peers.json $(ARGS)
 
 proto: $(STAMP)  ## Regenerate lockstep/rpc/generated from lockstep.proto
 	$(BIN)/python -m lockstep.rpc.generate

@@ -9,6 +9,7 @@ from system.harness import Node, Series, Stack, complete_all, completion_body, r
 from system.processes import kill_all
 from system.prompts import prompts
 from system.servers import run_node, run_proxy, run_reference
+from system.stock_pair import PROGRESS_PLUGIN as NIXL_PROGRESS_PLUGIN
 from system.streams import Stream, stream_completion
 from system.vllm_plugin import write_vllm_plugin
 
@@ -16,6 +17,7 @@ SERVED_CONTEXT = "4091"
 """Tokens, of the stack by default: 4096 - K * 2 batches in flight - 1."""
 
 __all__ = [
+    "NIXL_PROGRESS_PLUGIN",
     "SERVED_CONTEXT",
     "Node",
     "Series",

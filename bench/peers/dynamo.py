@@ -1,0 +1,38 @@
+"""NVIDIA Dynamo, disaggregated, without etcd or NATS, as its example starts it.
+
+https://github.com/ai-dynamo/dynamo, examples/backends/vllm/launch/disagg.sh: a frontend, a decode and a
+prefill worker with NixlConnector in the role kv_both. The discovery store is a folder, requests go over TCP.
+"""
+
+import sys
+from pathlib import Path
+
+from bench.peers import engines
+from bench.peers.environments import DYNAMO, laid_over
+from bench.peers.processes import Layout, Program
+from lockstep.cli.ports import PortPicker
+
+
+def disaggregated(directory: Path, ports: PortPicker) -> Layout:
+    port = ports.take()
+    store = directory / "store"
+    store.mkdir()
+    shared = {
+        **engines.path_with(laid_over(DYNAMO)),
+        **{"DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": str(store), "DYN_REQUEST_PLANE": "tcp"},
+        "DYN_EVENT_PLANE": "zmq",
+    }
+    frontend = (sys.executable, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port))
+    workers = tuple(
+        Program(
+            mode,
+            (
+                *(sys.executable, "-m", "dynamo.vllm", *engines.PLAIN_FLAGS, "--disaggregation-mode", mode),
+                *engines.transfer_flags("NixlConnector", "kv_both"),
+            ),
+            engines.environment(**shared, **engines.side_channel(ports), DYN_SYSTEM_PORT=str(ports.take())),
+        )
+        for mode in ("prefill", "decode")
+    )
+    programs = (Program("frontend", frontend, engines.environment(**shared)), *workers)
+    return Layout(f"http://127.0.0.1:{port}", programs)

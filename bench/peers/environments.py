@@ -1,0 +1,57 @@
+"""Environments of the peers that live beside our vLLM: distributions laid over it, without their own vLLM."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.proxy_peers import INSTALL_TIMEOUT_S, Peer
+from bench.sim_processes import StartError
+
+ROUTER = Peer("vllm-router", "0.1.17", ("vllm-router",))
+SMG = Peer("smg", "1.13.0", ("smg", "launch"))
+PLOTS = Peer("matplotlib", "3.11.2", ("python",))
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """Pinned distributions that go before our environment on PYTHONPATH.
+
+    They are installed without their requirements: what they ask for (a CUDA vLLM above all) would replace the
+    engine that every system here has to run on. `left_out` says which of them are really missing.
+    """
+
+    name: str
+    requirements: tuple[str, ...]
+    left_out: str = ""
+
+
+SERVICER = Overlay("smg-servicer-0.14.1", ("smg-grpc-servicer==0.14.1", "smg-grpc-proto==0.4.28"))
+DYNAMO = Overlay(
+    "dynamo-1.6.1",
+    (
+        *("ai-dynamo==1.6.1", "ai-dynamo-runtime==1.6.1"),
+        *("kubernetes==32.0.1", "redis==8.1.0", "zstandard==0.25.0"),
+    ),
+    left_out="aisimulate 0.13.0, which its planner imports; vLLM 0.31 with CUDA, in place of which ours runs",
+)
+
+
+def laid_over(overlay: Overlay) -> Path:
+    """The folder for PYTHONPATH, kept from run to run. Raises StartError where it cannot be made."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep-bench"
+    home = cache / overlay.name
+    if not (home / "installed").exists():
+        argv = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--upgrade"]
+        argv += ["--target", str(home), *overlay.requirements]
+        try:
+            done = subprocess.run(
+                argv, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise StartError(f"{overlay.name}: not installed within {INSTALL_TIMEOUT_S:g} s") from error
+        if done.returncode:
+            raise StartError(f"{overlay.name}: cannot be installed: {done.stderr.strip()[-1000:]}")
+        (home / "installed").touch()
+    return home

@@ -1,0 +1,135 @@
+"""From the samples to medians, and from these to Lockstep's ratios beside their bounds (no dependencies)."""
+
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+Data = dict[str, Any]
+
+LOCKSTEP = "lockstep"
+PLAIN = "plain"
+PEERS = ("router-pull", "router-push", "smg", "dynamo")
+"""The disaggregated ones that can be had; Lockstep is held against the best of them, figure by figure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What Lockstep's figure, divided by the best peer's, has to keep."""
+
+    figure: str
+    point: str
+    limit: float
+    at_least: bool = False
+
+    def holds(self, ratio: float) -> bool:
+        return ratio >= self.limit if self.at_least else ratio <= self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """One bound, measured: which peer was the best, and by how much Lockstep differs."""
+
+    bound: Bound
+    best_peer: str
+    ours: float
+    theirs: float
+
+    @property
+    def value(self) -> float:
+        return self.ours / self.theirs
+
+    @property
+    def holds(self) -> bool:
+        return self.bound.holds(self.value)
+
+
+BOUNDS = (
+    Bound("ttft_p50_ms", "c1", 0.6),
+    Bound("ttft_p50_ms", "c8", 0.65),
+    Bound("output_tokens_per_s", "c1", 1.5, at_least=True),
+    Bound("output_tokens_per_s", "c8", 1.4, at_least=True),
+    Bound("cpu_s_per_1000_tokens", "c1", 0.8),
+    Bound("cpu_s_per_1000_tokens", "c8", 0.8),
+    Bound("memory_mib", "", 1.0),
+)
+
+
+def median(data: Data, system: str, figure: str, point: str = "") -> float | None:
+    """Over the rounds of a system; None where it has no such figure."""
+    entries = [sample for sample in data["samples"] if sample["system"] == system]
+    if point:
+        entries = [sample["points"][point] for sample in entries if point in sample["points"]]
+    values = [entry[figure] for entry in entries if entry.get(figure) is not None]
+    return statistics.median(values) if values else None
+
+
+def point_names(data: Data) -> list[str]:
+    """Every point of any sample, in the order they were run."""
+    return list(dict.fromkeys(name for sample in data["samples"] for name in sample["points"]))
+
+
+def works(data: Data, system: str) -> bool:
+    """Whether it answered at least half of what it was asked: the speed of errors is no speed."""
+    samples = [sample for sample in data["samples"] if sample["system"] == system]
+    given = [answer for sample in samples for answer in sample["answers"]]
+    return bool(given) and sum(not answer["error"] for answer in given) * 2 >= len(given)
+
+
+def ratios(data: Data, bounds: Iterable[Bound] = BOUNDS) -> list[Ratio]:
+    """Lockstep to the best peer; a bound is left out while either side has not been measured."""
+    found = []
+    for bound in bounds:
+        ours = median(data, LOCKSTEP, bound.figure, bound.point)
+        measured = [
+            (value, peer)
+            for peer in PEERS
+            if works(data, peer) and (value := median(data, peer, bound.figure, bound.point)) is not None
+        ]
+        if ours is None or not measured:
+            continue
+        best: Callable[..., tuple[float, str]] = max if bound.at_least else min
+        theirs, peer = best(measured)
+        found.append(Ratio(bound, peer, ours, theirs))
+    return found
+
+
+def ttft_bound_ms(data: Data) -> float | None:
+    """What TTFT beside plain vLLM is held against: prefill time of the same rounds + 10 % + 2 ms."""
+    prefill_ms = median(data, PLAIN, "prefill_ms")
+    return None if prefill_ms is None else 1.1 * prefill_ms + 2.0
+
+
+def throughput_bound(data: Data, point: str) -> float | None:
+    """Tokens/s that Lockstep cannot pass at a point, named by the first round alone.
+
+    Two engines, node servers, proxy and the client share the cores: with all of them always busy, a token
+    takes the processor time of every process. None before a first round.
+    """
+    first = next((sample for sample in data["samples"] if sample["system"] == LOCKSTEP), None)
+    if first is None or point not in first["points"]:
+        return None
+    figures = first["points"][point]
+    cpu_s = figures["cpu_s_per_1000_tokens"] + figures["client_cpu_s_per_1000_tokens"]
+    return float(1000 * data["machine"]["cores"] / cpu_s)
+
+
+def equal_answers(data: Data, system: str) -> tuple[int, int]:
+    """Answers equal to plain vLLM's first ones, of all that were asked; (0, 0) without a reference."""
+    reference = next((s["answers"] for s in data["samples"] if s["system"] == PLAIN), None)
+    if reference is None:
+        return 0, 0
+    pairs = [
+        (mine, theirs)
+        for sample in data["samples"]
+        if sample["system"] == system
+        for mine, theirs in zip(sample["answers"], reference, strict=True)
+    ]
+    return sum(_same(mine, theirs) for mine, theirs in pairs), len(pairs)
+
+
+def _same(mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    if mine["error"]:
+        return False
+    by_id = mine["token_ids"] is not None and theirs["token_ids"] is not None
+    return bool(mine["token_ids"] == theirs["token_ids"] if by_id else mine["text"] == theirs["text"])

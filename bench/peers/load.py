@@ -1,0 +1,109 @@
+"""What is sent and counted: vLLM's own serving benchmark, with the stack's processor time beside it."""
+
+import asyncio
+import contextlib
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from bench.peers.engines import PICO
+from bench.peers.processes import Running, own_cpu_s
+
+INPUT_TOKENS = 256
+OUTPUT_TOKENS = 64
+PREFIX_TOKENS = 192
+PREFIXES = 4
+CONCURRENCY = (1, 4, 8, 16)
+RATES_PER_S = (1.0, 2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One load: a data set, and either so many requests at a time or so many a second (Poisson)."""
+
+    name: str
+    requests: int
+    dataset: str = "random"
+    concurrency: int | None = None
+    rate_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one run of one point; times in ms, ITL between two chunks, TPOT a token after the first."""
+
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    itl_p50_ms: float
+    itl_p99_ms: float
+    tpot_p50_ms: float
+    tpot_p99_ms: float
+    output_tokens_per_s: float
+    errors: int
+    cpu_s_per_1000_tokens: float
+    client_cpu_s_per_1000_tokens: float
+
+
+def points(concurrency: Iterable[int] = CONCURRENCY, quick: bool = False) -> list[Point]:
+    """In the order they are run; quick ones have a quarter of the requests."""
+    share = 4 if quick else 1
+    found = [Point(f"c{level}", max(16, 3 * level) // share, concurrency=level) for level in concurrency]
+    if not quick:
+        found += [Point(f"{rate:g}/s", int(16 * rate), rate_per_s=rate) for rate in RATES_PER_S]
+    return [*found, Point("prefixes c4", 24 if not quick else 8, "prefix_repetition", concurrency=4)]
+
+
+WARM_UP = (Point("warm-up c1", 3, concurrency=1), Point("warm-up c8", 16, concurrency=8))
+
+
+def run(system: Running, point: Point, seed: int) -> Figures:
+    """One run. Requests that fail are counted, not raised: they are a figure of the system."""
+    cpu_s, client_cpu_s = system.cpu_s(), own_cpu_s()
+    result = _serve(system.url, point, seed)
+    kilotokens = result["total_output_tokens"] / 1000 or float("nan")
+    return Figures(
+        **{
+            f"{metric}_p{percentile}_ms": result[f"p{percentile}_{metric}_ms"]
+            for metric in ("ttft", "itl", "tpot")
+            for percentile in (50, 99)
+        },
+        output_tokens_per_s=result["output_throughput"],
+        errors=result["failed"],
+        cpu_s_per_1000_tokens=(system.cpu_s() - cpu_s) / kilotokens,
+        client_cpu_s_per_1000_tokens=(own_cpu_s() - client_cpu_s) / kilotokens,
+    )
+
+
+def flags(url: str, point: Point, seed: int) -> list[str]:
+    """Of `vllm bench serve`."""
+    argv = ["--backend", "openai", "--base-url", url, "--endpoint", "/v1/completions", "--model", "pico"]
+    argv += ["--tokenizer", str(PICO), "--temperature", "0", "--ignore-eos", "--disable-tqdm"]
+    argv += ["--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "50,99"]
+    argv += ["--num-prompts", str(point.requests), "--dataset-name", point.dataset]
+    # Another seed in every run: the same prompt twice would come from a prefix cache.
+    argv += ["--seed", str(seed)]
+    if point.dataset == "random":
+        argv += ["--random-input-len", str(INPUT_TOKENS), "--random-output-len", str(OUTPUT_TOKENS)]
+    else:
+        argv += ["--prefix-repetition-prefix-len", str(PREFIX_TOKENS)]
+        argv += ["--prefix-repetition-suffix-len", str(INPUT_TOKENS - PREFIX_TOKENS)]
+        argv += ["--prefix-repetition-num-prefixes", str(PREFIXES)]
+        argv += ["--prefix-repetition-output-len", str(OUTPUT_TOKENS)]
+    if point.concurrency is not None:
+        argv += ["--max-concurrency", str(point.concurrency)]
+    if point.rate_per_s is not None:
+        argv += ["--request-rate", str(point.rate_per_s)]
+    return argv
+
+
+def _serve(url: str, point: Point, seed: int) -> dict[str, Any]:
+    # Here, since importing vLLM takes seconds and the flags can be looked at without it.
+    from vllm.benchmarks.serve import add_cli_args, main_async
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = FlexibleArgumentParser()
+    add_cli_args(parser)
+    with contextlib.redirect_stdout(io.StringIO()):
+        result: dict[str, Any] = asyncio.run(main_async(parser.parse_args(flags(url, point, seed))))
+    return result

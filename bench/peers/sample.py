@@ -1,0 +1,87 @@
+"""One system, measured once: started, warmed up, asked, loaded, weighed, stopped."""
+
+import re
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from bench.peers import answers, load
+from bench.peers.answers import Answer
+from bench.peers.catalog import Candidate
+from bench.peers.load import Figures, Point
+from bench.peers.processes import Running, running
+from lockstep.cli.ports import PortPicker
+
+IDLE_S = 3.0
+PREFILL_TIME = re.compile(r"^vllm:request_prefill_time_seconds_(sum|count)\{[^}]*\} (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """All figures of one start of one system.
+
+    `prefill_ms` is vLLM's own time from scheduling a prompt to its first token, the mean over the run at
+    concurrency 1, where the endpoint's metrics have it. `idle_cores` is what it burns without a request.
+    """
+
+    system: str
+    round: int
+    start_s: float
+    memory_mib: float
+    idle_cores: float
+    prefill_ms: float | None
+    points: dict[str, Figures]
+    answers: list[Answer]
+
+
+def measure(candidate: Candidate, round_number: int, points: list[Point]) -> Sample:
+    """Raises StartError where the system cannot be installed or does not answer."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-peers-") as folder:
+        directory = Path(folder)
+        with running(candidate.layout(directory, PortPicker()), directory) as system:
+            start_s = answers.wait_first(system)
+            for number, point in enumerate(load.WARM_UP):
+                load.run(system, point, seed=_seed(round_number, 90 + number))
+            given = answers.ask(system.url)
+            figures, prefill_ms = {}, None
+            for number, point in enumerate(points):
+                before = _prefill_time(system.url)
+                figures[point.name] = load.run(system, point, seed=_seed(round_number, number))
+                if point.concurrency == 1:
+                    prefill_ms = _mean_ms(before, _prefill_time(system.url))
+            return Sample(
+                system=candidate.key,
+                round=round_number,
+                start_s=start_s,
+                memory_mib=system.memory_mib(),
+                idle_cores=_idle_cores(system),
+                prefill_ms=prefill_ms,
+                points=figures,
+                answers=given,
+            )
+
+
+def _seed(round_number: int, number: int) -> int:
+    """The same prompts for all systems of a round, new ones in every round and point."""
+    return 1000 * (round_number + 1) + number
+
+
+def _idle_cores(system: Running) -> float:
+    time.sleep(1.0)  # what the last request left to do
+    cpu_s, started_s = system.cpu_s(), time.monotonic()
+    time.sleep(IDLE_S)
+    return (system.cpu_s() - cpu_s) / (time.monotonic() - started_s)
+
+
+def _prefill_time(url: str) -> dict[str, float]:
+    """`sum` in seconds and `count` of vLLM's histogram; empty where the endpoint has none."""
+    page = httpx.get(f"{url}/metrics", timeout=10).text
+    return {kind: float(value) for kind, value in PREFILL_TIME.findall(page)}
+
+
+def _mean_ms(before: dict[str, float], after: dict[str, float]) -> float | None:
+    requests = after.get("count", 0.0) - before.get("count", 0.0)
+    return 1000 * (after["sum"] - before.get("sum", 0.0)) / requests if requests else None

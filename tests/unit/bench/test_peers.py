@@ -1,0 +1,164 @@
+"""The comparison with other systems: what is sent, what the figures are held against, what a report says."""
+
+import importlib
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def load_module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """bench is a folder of scripts, not an installed package."""
+    monkeypatch.syspath_prepend(REPOSITORY)
+    return lambda name: importlib.import_module(f"bench.peers.{name}")
+
+
+def point(ttft_ms: float, tokens_per_s: float, cpu_s: float = 4.0) -> dict[str, Any]:
+    return {
+        **{f"{name}_p{share}_ms": 1.0 for name in ("itl", "tpot") for share in (50, 99)},
+        **{"ttft_p50_ms": ttft_ms, "ttft_p99_ms": 2 * ttft_ms, "output_tokens_per_s": tokens_per_s},
+        **{"errors": 0, "cpu_s_per_1000_tokens": cpu_s, "client_cpu_s_per_1000_tokens": 1.0},
+    }
+
+
+def answer(*token_ids: int, text: str = "", error: str = "") -> dict[str, Any]:
+    return {"text": text, "token_ids": list(token_ids) or None, "error": error}
+
+
+def sample(system: str, *answers: dict[str, Any], c1: dict[str, Any], **figures: Any) -> dict[str, Any]:
+    defaults = {"start_s": 60.0, "memory_mib": 3000.0, "idle_cores": 0.1, "prefill_ms": None}
+    return defaults | figures | {"system": system, "points": {"c1": c1}, "answers": list(answers)}
+
+
+def comparison(*samples: dict[str, Any]) -> dict[str, Any]:
+    return {"machine": {"cores": 2}, "samples": list(samples), "failures": []}
+
+
+def test_lockstep_is_held_against_the_best_peer_of_each_figure(load_module: Any) -> None:
+    """The best TTFT and the best throughput may be two peers'; plain vLLM is none of them."""
+    figures = load_module("figures")
+    data = comparison(
+        sample("lockstep", answer(1), c1=point(50, 150)),
+        sample("plain", answer(1), c1=point(10, 900)),
+        sample("router-pull", answer(1), c1=point(100, 90)),
+        sample("smg", answer(1), c1=point(125, 100)),
+    )
+    found = {ratio.bound.figure: ratio for ratio in figures.ratios(data)}
+    assert (found["ttft_p50_ms"].best_peer, found["ttft_p50_ms"].value) == ("router-pull", 0.5)
+    assert found["ttft_p50_ms"].holds
+    assert (found["output_tokens_per_s"].best_peer, found["output_tokens_per_s"].value) == ("smg", 1.5)
+    assert found["output_tokens_per_s"].holds
+
+
+def test_a_bound_is_missed_on_its_own_side(load_module: Any) -> None:
+    """TTFT may not be above its limit, throughput not below."""
+    figures = load_module("figures")
+    data = comparison(
+        sample("lockstep", answer(1), c1=point(61, 149)), sample("smg", answer(1), c1=point(100, 100))
+    )
+    held = {ratio.bound.figure: ratio.holds for ratio in figures.ratios(data)}
+    assert not held["ttft_p50_ms"]
+    assert not held["output_tokens_per_s"]
+    assert held["memory_mib"]
+
+
+def test_figures_are_medians_over_the_rounds(load_module: Any) -> None:
+    """One slow round does not move them."""
+    figures = load_module("figures")
+    data = comparison(*(sample("plain", answer(1), c1=point(ms, 100)) for ms in (10, 500, 12)))
+    assert figures.median(data, "plain", "ttft_p50_ms", "c1") == 12
+    assert figures.median(data, "plain", "ttft_p50_ms", "c8") is None
+    assert figures.median(data, "lockstep", "start_s") is None
+
+
+def test_a_peer_that_answers_nothing_is_not_the_best(load_module: Any) -> None:
+    """Errors come fast."""
+    figures = load_module("figures")
+    data = comparison(
+        sample("lockstep", answer(1), c1=point(50, 150)),
+        sample("router-pull", answer(error="500"), c1=point(1, 9000)),
+        sample("smg", answer(1), c1=point(100, 100)),
+    )
+    assert {ratio.best_peer for ratio in figures.ratios(data)} == {"smg"}
+
+
+def test_answers_are_compared_by_token_ids_where_both_have_them(load_module: Any) -> None:
+    """Otherwise by text; an answer that did not come is not equal to an empty one."""
+    figures = load_module("figures")
+    reference = [answer(1, 2, text="ab"), answer(3, text="c"), answer(text="")]
+    mine = [answer(1, 9, text="ab"), answer(text="c"), answer(text="", error="timeout")]
+    data = comparison(sample("plain", *reference, c1=point(1, 1)), sample("smg", *mine, c1=point(1, 1)))
+    assert figures.equal_answers(data, "plain") == (3, 3)
+    assert figures.equal_answers(data, "smg") == (1, 3)
+
+
+def test_bounds_beside_plain_vllm(load_module: Any) -> None:
+    """TTFT: prefill + 10 % + 2 ms. Tokens/s: two cores over 4 + 1 s a 1,000, by the first round alone."""
+    figures = load_module("figures")
+    data = comparison(
+        sample("plain", answer(1), c1=point(1, 1), prefill_ms=30.0),
+        sample("lockstep", answer(1), c1=point(1, 1, cpu_s=4.0)),
+        sample("lockstep", answer(1), c1=point(1, 1, cpu_s=1.0)),
+    )
+    assert figures.ttft_bound_ms(data) == pytest.approx(35.0)
+    assert figures.throughput_bound(data, "c1") == pytest.approx(400.0)
+    assert figures.throughput_bound(data, "c8") is None
+
+
+def test_every_point_has_its_own_flags(load_module: Any) -> None:
+    """Concurrency, rate and data set are what tells them apart; the output length is the same in all."""
+    load = load_module("load")
+    points = load.points()
+    assert [point.name for point in points] == ["c1", "c4", "c8", "c16", "1/s", "2/s", "prefixes c4"]
+    flags = [load.flags("http://host:1", point, seed=7) for point in points]
+    assert all(one != other for one, other in itertools.combinations(flags, 2))
+    for argv in flags:
+        values = dict(itertools.pairwise(argv))
+        output = values.get("--random-output-len") or values["--prefix-repetition-output-len"]
+        assert output == str(load.OUTPUT_TOKENS)
+        assert values["--seed"] == "7"
+
+
+def test_quick_points_have_no_fixed_rates(load_module: Any) -> None:
+    """And a quarter of the requests, but at least as many as run at once."""
+    load = load_module("load")
+    points = load.points([1, 8], quick=True)
+    assert [point.name for point in points] == ["c1", "c8", "prefixes c4"]
+    assert all(point.requests >= 4 for point in points)
+
+
+def test_a_report_shows_what_did_not_start(load_module: Any) -> None:
+    """A system without figures is a row with its error, not left out."""
+    report = load_module("report")
+    data = comparison(sample("plain", answer(1), c1=point(1, 1)))
+    data["failures"].append({"system": "dynamo", "round": 0, "error": "No module named 'x'"})
+    text = report.markdown(data)
+    assert "Dynamo 1.6.1" in text
+    assert "No module named 'x'" in text
+
+
+def test_peers_run_without_anything_of_ours(load_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither our settings nor our vLLM plugins reach a plain server, and it has our engines' flags."""
+    monkeypatch.setenv("LOCKSTEP_CPU_PLATFORM", "1")
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    engines = load_module("engines")
+    program = engines.server("vllm", 1234)
+    assert not [name for name in program.environment if name.startswith("LOCKSTEP_")]
+    assert program.environment["VLLM_PLUGINS"] == ""
+    assert "VLLM_CPU_KVCACHE_SPACE" not in program.environment  # it would win over --kv-cache-memory-bytes
+    values = dict(itertools.pairwise(program.argv))
+    assert json.loads(values["--speculative-config"])["num_speculative_tokens"] == 2
+    assert values["--max-num-seqs"] == "16"
+
+
+def test_every_candidate_has_a_key_of_its_own(load_module: Any) -> None:
+    """And the peers that bounds are taken from are in the catalog, as such."""
+    catalog, figures = load_module("catalog"), load_module("figures")
+    keys = [candidate.key for candidate in catalog.CANDIDATES]
+    assert len(set(keys)) == len(keys)
+    assert {c.key for c in catalog.CANDIDATES if c.disaggregated_peer} == set(figures.PEERS)

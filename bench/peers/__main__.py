@@ -5,12 +5,15 @@ Every sample goes to the file as soon as it is there, and `--resume` adds to a f
 
 import argparse
 import json
+import subprocess
+import tempfile
 from pathlib import Path
 
 from bench.peers import load, record, report
 from bench.peers.catalog import CANDIDATES, Candidate
 from bench.peers.environments import PLOTS
 from bench.peers.sample import measure
+from bench.proxy_peers import installed
 from bench.sim_processes import StartError
 
 
@@ -20,7 +23,7 @@ def main() -> None:
     points = load.points(args.concurrency, args.quick)
     for _ in range(args.rounds):
         for candidate in _in_turn(args.systems, record.rounds_of(data, args.systems[0])):
-            _one(data, candidate, points)
+            _one(data, candidate, points, args.logs)
             if args.json:
                 args.json.write_text(json.dumps(data, indent=1) + "\n")
     print(report.markdown(data))
@@ -28,22 +31,17 @@ def main() -> None:
         _plot(args.json, args.plots)
 
 
-def _one(data: record.Data, candidate: Candidate, points: list[load.Point]) -> None:
+def _one(data: record.Data, candidate: Candidate, points: list[load.Point], logs: Path | None) -> None:
     round_number = record.rounds_of(data, candidate.key)
     print(f"round {round_number}: {candidate.name}", flush=True)
-    try:
-        sample = measure(candidate, round_number, points)
-    except StartError as error:
-        print(f"  did not start: {error}", flush=True)
-        record.add_failure(data, candidate.key, str(error))
-        return
-    record.add(data, sample)
-    for name, figures in sample.points.items():
-        print(
-            f"  {name}: TTFT {figures.ttft_p50_ms:.1f} ms, {figures.output_tokens_per_s:.1f} tokens/s,"
-            f" {figures.errors} errors",
-            flush=True,
-        )
+    with tempfile.TemporaryDirectory(prefix="lockstep-peers-") as folder:
+        directory = Path(folder) if logs is None else logs / f"{candidate.key}-{round_number}"
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            record.add(data, measure(candidate, round_number, points, directory))
+        except StartError as error:
+            print(f"  did not start: {error}", flush=True)
+            record.add_failure(data, candidate.key, str(error))
 
 
 def _in_turn(keys: list[str], round_number: int) -> list[Candidate]:
@@ -53,10 +51,6 @@ def _in_turn(keys: list[str], round_number: int) -> list[Candidate]:
 
 
 def _plot(file: Path, folder: Path) -> None:
-    import subprocess
-
-    from bench.proxy_peers import installed
-
     python = installed(PLOTS) / PLOTS.command[0]
     subprocess.run([str(python), "-m", "bench.peers.plots", str(file), str(folder)], check=True, timeout=120)
 
@@ -73,7 +67,10 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--concurrency", nargs="+", type=int, default=list(load.CONCURRENCY))
     parser.add_argument("--plots", type=Path, help="draw the figures of the file as SVG into this folder")
+    parser.add_argument("--logs", type=Path, help="keep what the processes write in this folder")
     args = parser.parse_args()
+    if args.logs is not None:
+        args.logs = args.logs.resolve()
     if args.rounds is None:
         args.rounds = 1 if args.quick else 5
     if args.json is None and (args.resume or args.plots):

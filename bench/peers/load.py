@@ -54,11 +54,17 @@ def points(concurrency: Iterable[int] = CONCURRENCY, quick: bool = False) -> lis
     return [*found, Point("prefixes c4", 24 if not quick else 8, "prefix_repetition", concurrency=4)]
 
 
+DEADLINE_S = 90.0
+"""Of a point; all take 5 to 25 s on two cores that keep up."""
+
 WARM_UP = (Point("warm-up c1", 3, concurrency=1), Point("warm-up c8", 16, concurrency=8))
 
 
 def run(system: Running, point: Point, seed: int) -> Figures:
-    """One run. Requests that fail are counted, not raised: they are a figure of the system."""
+    """One run. Requests that fail are counted, not raised: they are a figure of the system.
+
+    Raises TimeoutError when it is not through after DEADLINE_S.
+    """
     cpu_s, client_cpu_s = system.cpu_s(), own_cpu_s()
     result = _serve(system.url, point, seed)
     kilotokens = result["total_output_tokens"] / 1000 or float("nan")
@@ -105,5 +111,7 @@ def _serve(url: str, point: Point, seed: int) -> dict[str, Any]:
     parser = FlexibleArgumentParser()
     add_cli_args(parser)
     with contextlib.redirect_stdout(io.StringIO()):
-        result: dict[str, Any] = asyncio.run(main_async(parser.parse_args(flags(url, point, seed))))
+        result: dict[str, Any] = asyncio.run(
+            asyncio.wait_for(main_async(parser.parse_args(flags(url, point, seed))), DEADLINE_S)
+        )
     return result

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from bench.peers import figures
 from bench.peers.catalog import CANDIDATES
 from bench.peers.figures import Data
+from bench.peers.load import DEADLINE_S
 
 NAMES = {candidate.key: candidate.name for candidate in CANDIDATES}
 LOAD_COLUMNS = (
@@ -113,10 +114,16 @@ def _beside_plain(data: Data) -> str:
 
 
 def _failures(data: Data) -> str:
-    return "\n\n".join(
+    cut_off = [
+        f"{NAMES[sample['system']]}, round {sample['round']}: {name} was not through after {DEADLINE_S:g} s."
+        for sample in data["samples"]
+        for name in sample["unfinished"]
+    ]
+    not_started = [
         f"{NAMES[entry['system']]}, round {entry['round']}, did not start:\n\n```\n{entry['error']}\n```"
         for entry in data["failures"]
-    )
+    ]
+    return "\n\n".join([*cut_off, *not_started])
 
 
 def _number(value: float | None, digits: int) -> str:

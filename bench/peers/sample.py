@@ -1,8 +1,8 @@
 """One system, measured once: started, warmed up, asked, loaded, weighed, stopped."""
 
 import re
-import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ class Sample:
 
     `prefill_ms` is vLLM's own time from scheduling a prompt to its first token, the mean over the run at
     concurrency 1, where the endpoint's metrics have it. `idle_cores` is what it burns without a request.
+    `unfinished` are the points that were cut off at their deadline, which ends the sample.
     """
 
     system: str
@@ -34,34 +35,59 @@ class Sample:
     idle_cores: float
     prefill_ms: float | None
     points: dict[str, Figures]
+    unfinished: list[str]
     answers: list[Answer]
 
 
-def measure(candidate: Candidate, round_number: int, points: list[Point]) -> Sample:
-    """Raises StartError where the system cannot be installed or does not answer."""
-    with tempfile.TemporaryDirectory(prefix="lockstep-peers-") as folder:
-        directory = Path(folder)
-        with running(candidate.layout(directory, PortPicker()), directory) as system:
-            start_s = answers.wait_first(system)
-            for number, point in enumerate(load.WARM_UP):
-                load.run(system, point, seed=_seed(round_number, 90 + number))
-            given = answers.ask(system.url)
-            figures, prefill_ms = {}, None
-            for number, point in enumerate(points):
-                before = _prefill_time(system.url)
-                figures[point.name] = load.run(system, point, seed=_seed(round_number, number))
-                if point.concurrency == 1:
-                    prefill_ms = _mean_ms(before, _prefill_time(system.url))
-            return Sample(
-                system=candidate.key,
-                round=round_number,
-                start_s=start_s,
-                memory_mib=system.memory_mib(),
-                idle_cores=_idle_cores(system),
-                prefill_ms=prefill_ms,
-                points=figures,
-                answers=given,
-            )
+def measure(candidate: Candidate, round_number: int, points: list[Point], directory: Path) -> Sample:
+    """`directory` gets the logs. Raises StartError if the system cannot be installed or does not answer."""
+    with running(candidate.layout(directory, PortPicker()), directory) as system:
+        start_s = answers.wait_first(system)
+        _say(f"first answer after {start_s:.1f} s")
+        idle_cores = _idle_cores(system)
+        _, _, unfinished = _load(system, load.WARM_UP, round_number, first_seed=90)
+        given = answers.ask(system.url)
+        figures: dict[str, Figures] = {}
+        prefill_ms = None
+        if not unfinished:
+            figures, prefill_ms, unfinished = _load(system, points, round_number, first_seed=0)
+        return Sample(
+            system=candidate.key,
+            round=round_number,
+            start_s=start_s,
+            memory_mib=system.memory_mib(),
+            idle_cores=idle_cores,
+            prefill_ms=prefill_ms,
+            points=figures,
+            unfinished=unfinished,
+            answers=given,
+        )
+
+
+def _load(
+    system: Running, points: Sequence[Point], round_number: int, first_seed: int
+) -> tuple[dict[str, Figures], float | None, list[str]]:
+    """Figures by point, the prefill time at concurrency 1, and the point that was not through in time."""
+    figures: dict[str, Figures] = {}
+    prefill_ms = None
+    for number, point in enumerate(points):
+        before = _prefill_time(system.url)
+        try:
+            figures[point.name] = load.run(system, point, seed=_seed(round_number, first_seed + number))
+        except TimeoutError:
+            _say(f"{point.name}: not through after {load.DEADLINE_S:g} s")
+            return figures, prefill_ms, [point.name]
+        if point.concurrency == 1:
+            prefill_ms = _mean_ms(before, _prefill_time(system.url))
+        _say(
+            f"{point.name}: TTFT {figures[point.name].ttft_p50_ms:.1f} ms,"
+            f" {figures[point.name].output_tokens_per_s:.1f} tokens/s, {figures[point.name].errors} errors"
+        )
+    return figures, prefill_ms, []
+
+
+def _say(line: str) -> None:
+    print(f"  {line}", flush=True)
 
 
 def _seed(round_number: int, number: int) -> int:

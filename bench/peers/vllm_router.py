@@ -1,8 +1,8 @@
 """vllm-router in front of two plain vLLM servers, as its documentation starts them.
 
 https://github.com/vllm-project/router, docs/model-routing/pd-disaggregation.md: prefill is a kv_producer,
-decode a kv_consumer, `--vllm-pd-disaggregation`, `--policy consistent_hash`. The policies of its other example are
-refused with one server a side: "Power-of-two policy for decode requires at least 2 decode workers".
+decode a kv_consumer, `--vllm-pd-disaggregation`, `--policy consistent_hash`. The policies of its other one
+are refused with one server a side: "Power-of-two policy for decode requires at least 2 decode workers".
 """
 
 from collections.abc import Mapping

@@ -31,7 +31,13 @@ def answer(*token_ids: int, text: str = "", error: str = "") -> dict[str, Any]:
 
 
 def sample(system: str, *answers: dict[str, Any], c1: dict[str, Any], **figures: Any) -> dict[str, Any]:
-    defaults = {"start_s": 60.0, "memory_mib": 3000.0, "idle_cores": 0.1, "prefill_ms": None}
+    defaults = {
+        "start_s": 60.0,
+        "memory_mib": 3000.0,
+        "idle_cores": 0.1,
+        "prefill_ms": None,
+        "unfinished": [],
+    }
     return defaults | figures | {"system": system, "points": {"c1": c1}, "answers": list(answers)}
 
 

@@ -87,10 +87,15 @@ def running(directory: Path) -> Iterator[Cluster]:
 
 
 async def keep_killing(stack: Stack, every_s: float, restarts_s: list[float]) -> None:
-    """Kill the stack's prefill node at each interval; `restarts_s` gets how long each took to be back."""
+    """Kill the stack's prefill node at each interval, or as soon as it is back where that takes longer.
+
+    `restarts_s` gets how long each took.
+    """
     loop = asyncio.get_running_loop()
+    next_s = loop.time()
     while True:
-        await asyncio.sleep(every_s)
+        next_s = max(next_s + every_s, loop.time())
+        await asyncio.sleep(next_s - loop.time())
         old, began_s = stack.prefill, loop.time()
         kill_all(old.pid)
 

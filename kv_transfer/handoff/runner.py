@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
+from kv_transfer.handoff.worker import HandOffWorker
+
 
 class HandOffRunnerMixin:
     """Put before a V1 model runner; idle on a rank whose connector waits for no first token."""
@@ -30,9 +32,11 @@ class HandOffRunnerMixin:
         worker = (
             getattr(get_kv_transfer_group(), "connector_worker", None) if has_kv_transfer_group() else None
         )
-        awaited = worker.first_tokens_awaited() if worker is not None else {}
+        if not isinstance(worker, HandOffWorker):  # no connector, or another one
+            return output
+        awaited = worker.first_tokens_awaited()
         rows = [self.input_batch.req_id_to_index.get(request_id) for request_id in awaited]
-        if worker is not None and awaited and sampled is not None and None not in rows:
+        if awaited and sampled is not None and None not in rows:
             worker.hand_over(list(awaited), _first_and_drafts(sampled, self._draft_token_ids, rows))
         return output
 

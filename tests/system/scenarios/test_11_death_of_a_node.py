@@ -93,9 +93,11 @@ async def test_streams_go_on_at_the_other_node(
     assert lonely.error is not None
     assert lonely.finish_reason is None
     assert lonely.token_ids == expected["token_ids"][: len(lonely.token_ids)]
+    assert [(stream.finish_reason, stream.error, stream.done) for stream in streams] == 6 * [
+        ("length", None, True)
+    ]
     for stream in streams:
         assert (stream.token_ids, stream.text) == (expected["token_ids"], expected["text"])
-        assert (stream.finish_reason, stream.error, stream.done) == ("length", None, True)
         assert stream.usage is not None
         assert stream.usage["completion_tokens"] == len(expected["token_ids"])
     await comes_back(cluster.stack, old)

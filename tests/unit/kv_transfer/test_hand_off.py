@@ -16,6 +16,7 @@ from kv_transfer.handoff import codec, runner, worker_meta
 from kv_transfer.handoff.codec import HandOff, HandOffError
 from kv_transfer.handoff.runner import HandOffRunnerMixin
 from kv_transfer.handoff.sampling import FirstTokenTracker
+from kv_transfer.handoff.worker import HandOffWorker
 from kv_transfer.handoff.worker_meta import HandOffWorkerMetadata
 from kv_transfer.notices import MAX_PAYLOAD_BYTES
 from lockstep.node.config import NodeConfig
@@ -130,7 +131,7 @@ class _Runner(HandOffRunnerMixin, _Vllm):
     pass
 
 
-class _Worker:
+class _Worker(HandOffWorker):
     def __init__(self, awaited: dict[str, str]) -> None:
         self.awaited = awaited
         self.handed: list[tuple[list[str], list[list[int]]]] = []
@@ -169,6 +170,15 @@ def test_runner_hands_over_nothing_that_is_not_awaited(monkeypatch: pytest.Monke
     worker = connect(monkeypatch, {})
     assert _Runner(None).sample_tokens(None) == "output"
     assert worker.handed == []
+
+
+def test_runner_leaves_other_connectors_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vLLM server on our CPU platform with vLLM's own NIXL connector."""
+    monkeypatch.setattr(runner, "has_kv_transfer_group", lambda: True)
+    monkeypatch.setattr(
+        runner, "get_kv_transfer_group", lambda: SimpleNamespace(connector_worker=SimpleNamespace())
+    )
+    assert _Runner(None).sample_tokens(None) == "output"
 
 
 def test_prefill_worker_on_cuda_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-PREFILL = ("sampled", "staged", "posting", "posted", "written", "telling", "told")
+PREFILL = ("sampled", "staged", "posting", "posted", "written", "telling")
 DECODE = ("seen", "admitted", "first_step", "first_token")
 STAGES = PREFILL + DECODE
 """As `observer/stages_plugin.py` notes them."""
@@ -84,7 +84,8 @@ def _waited(times: dict[str, float], steps: Iterable[tuple[float, float]]) -> fl
 def table(hand_overs: Sequence[HandOver], wire: Sequence[tuple[float, float]]) -> dict[str, float]:
     """Milliseconds of each row, the median, and "idle", that of the sums of what is no wire, model or step.
 
-    `wire`: seconds of write and notice after NIXL has returned, for each hand-over; before that all is wire.
+    `wire`: for each hand-over the seconds of its write after NIXL's call has returned, which is wire as well,
+    and those of its notice from the call on: decode may have it before the call returns.
     """
     rows: dict[str, list[float]] = {name: [] for name in ROWS}
     sums = []
@@ -96,8 +97,8 @@ def table(hand_overs: Sequence[HandOver], wire: Sequence[tuple[float, float]]) -
             one.between("posting", "posted") + write_s,
             one.between("posted", "written") - write_s,
             one.between("written", "telling"),
-            one.between("telling", "told") + notice_s,
-            one.between("told", "seen") - notice_s,
+            notice_s,
+            one.between("telling", "seen") - notice_s,
             min(one.waited_s, seen_to_admitted),
             seen_to_admitted - min(one.waited_s, seen_to_admitted),
             one.between("admitted", "first_step"),
@@ -111,14 +112,14 @@ def table(hand_overs: Sequence[HandOver], wire: Sequence[tuple[float, float]]) -
 
 
 def fastest(groups: Sequence[Sequence[HandOver]], lengths: Sequence[int]) -> list[tuple[float, float]]:
-    """What the wire takes after NIXL has returned, for each place of the groups: the fastest of its length.
+    """What the wire takes of write and notice, for each place of the groups: the fastest of its length.
 
     A pause between two looks is part of what is seen, so the wire can only be quicker than this.
     """
     best: dict[int, tuple[float, float]] = {}
     for group in groups:
         for one, length in zip(group, lengths, strict=True):
-            write, notice = one.between("posted", "written"), one.between("told", "seen")
+            write, notice = one.between("posted", "written"), one.between("telling", "seen")
             known = best.get(length, (write, notice))
             best[length] = min(known[0], write), min(known[1], notice)
     return [best[length] for length in lengths]

@@ -11,7 +11,6 @@ step that runs the model ["ran", 0 or 1, start, end], 1 for a dummy step. Stages
     posted     it returns
     written    the writer has seen that the write is done
     telling    NIXL is told to send the notice
-    told       it returns
     seen       decode's writer has read the notice
     admitted   decode's scheduler has taken the request up
     first_step decode's model starts with it
@@ -48,22 +47,18 @@ def register() -> None:
     from kv_transfer.prefill_ledger import PrefillLedger
     from kv_transfer.transfers import Transfers
 
-    def tells(stage: str) -> Any:
-        def look(_: Any, engine_id: str, data: bytes) -> None:
-            if not data.startswith(PUSH_REG_NOTIF_PREFIX):
-                notice = decode_notice(data)
-                if isinstance(notice, Completed):
-                    _note(stage, notice.request_id)
-
-        return look
+    def telling(_: Any, engine_id: str, data: bytes) -> None:
+        if not data.startswith(PUSH_REG_NOTIF_PREFIX):
+            notice = decode_notice(data)
+            if isinstance(notice, Completed):
+                _note("telling", notice.request_id)
 
     _before(HandOffWorker, "hand_over", lambda _, request_ids, *args: _note("sampled", *request_ids))
     _after(PrefillLedger, "computed", lambda _, request_id, *args: _note("staged", request_id))
     _before(Transfers, "post", lambda _, write: _posting.append(write.request_id))
     _before(nixl_agent, "transfer", lambda *args: _note("posting", *_posting[-1:]))
     _after(nixl_agent, "transfer", lambda *args: _note("posted", *_posting[-1:]))
-    _before(PeerLinks, "notify", tells("telling"))
-    _after(PeerLinks, "notify", tells("told"))
+    _before(PeerLinks, "notify", telling)
     _after(Transfers, "poll", _settled)
     _before(DecodeLedger, "completed", lambda _, notice, *args: _note("seen", notice.request_id))
     _before(Scheduler, "_update_waiting_for_remote_kv", lambda _, r: _note("admitted", r.request_id))

@@ -28,7 +28,7 @@ CANDIDATES = (
     Candidate("router-pull", "vllm-router 0.1.17, NixlConnector", vllm_router.pull),
     Candidate("router-push", "vllm-router 0.1.17, NixlPushConnector", vllm_router.push),
     Candidate("smg", "smg 1.13.0, gRPC, NixlConnector", smg.grpc),
-    Candidate("dynamo", "Dynamo 1.6.1, NixlConnector", dynamo.disaggregated),
+    Candidate("dynamo", "Dynamo 1.6.1 (vLLM 0.31), NixlConnector", dynamo.disaggregated),
     Candidate(
         "router-pull-asleep",
         "vllm-router 0.1.17, NixlConnector, NIXL's thread asleep",

@@ -2,6 +2,7 @@
 
 https://github.com/ai-dynamo/dynamo, examples/backends/vllm/launch/disagg.sh: a frontend, a decode and a
 prefill worker with NixlConnector in the role kv_both. The discovery store is a folder, requests go over TCP.
+Its engines are vLLM 0.31, which it was built for.
 """
 
 import sys
@@ -13,6 +14,9 @@ from bench.peers.processes import Layout, Program
 from lockstep.cli.ports import PortPicker
 
 
+WORKER = Path(__file__).with_name("dynamo_worker.py")
+
+
 def disaggregated(directory: Path, ports: PortPicker) -> Layout:
     port = ports.take()
     store = directory / "store"
@@ -22,12 +26,21 @@ def disaggregated(directory: Path, ports: PortPicker) -> Layout:
         **{"DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": str(store), "DYN_REQUEST_PLANE": "tcp"},
         "DYN_EVENT_PLANE": "zmq",
     }
-    frontend = (sys.executable, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port))
+    frontend = (
+        sys.executable,
+        "-P",
+        "-m",
+        "dynamo.frontend",
+        "--http-host",
+        "127.0.0.1",
+        "--http-port",
+        str(port),
+    )
     workers = tuple(
         Program(
             mode,
             (
-                *(sys.executable, "-m", "dynamo.vllm", *engines.PLAIN_FLAGS, "--disaggregation-mode", mode),
+                *(sys.executable, "-P", str(WORKER), *engines.PLAIN_FLAGS, "--disaggregation-mode", mode),
                 *engines.transfer_flags("NixlConnector", "kv_both"),
             ),
             engines.environment(**shared, **engines.side_channel(ports), DYN_SYSTEM_PORT=str(ports.take())),

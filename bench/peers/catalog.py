@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bench.peers import dynamo, ours, smg, vllm_router
@@ -22,17 +23,20 @@ class Candidate:
 LOCKSTEP = "lockstep"
 PLAIN = "plain"
 
+PEERS = (
+    ("router-pull", "vllm-router 0.1.17, NixlConnector", vllm_router.pull),
+    ("router-push", "vllm-router 0.1.17, NixlPushConnector", vllm_router.push),
+    ("smg", "smg 1.13.0, gRPC, NixlConnector", smg.grpc),
+    ("dynamo", "Dynamo 1.6.1 (vLLM 0.31), NixlConnector", dynamo.disaggregated),
+)
+
 CANDIDATES = (
     Candidate(LOCKSTEP, "Lockstep, 1 P + 1 D rank", ours.lockstep, disaggregated_peer=False),
     Candidate(PLAIN, "plain vLLM, one server", ours.plain, disaggregated_peer=False),
-    Candidate("router-pull", "vllm-router 0.1.17, NixlConnector", vllm_router.pull),
-    Candidate("router-push", "vllm-router 0.1.17, NixlPushConnector", vllm_router.push),
-    Candidate("smg", "smg 1.13.0, gRPC, NixlConnector", smg.grpc),
-    Candidate("dynamo", "Dynamo 1.6.1 (vLLM 0.31), NixlConnector", dynamo.disaggregated),
-    Candidate(
-        "router-pull-asleep",
-        "vllm-router 0.1.17, NixlConnector, NIXL's thread asleep",
-        vllm_router.pull_asleep,
-        disaggregated_peer=False,  # nobody gets this without a patch: it shows what the spinning thread costs
+    *(Candidate(key, name, partial(layout, asleep=False)) for key, name, layout in PEERS),
+    # What nobody gets without a patch: it takes the spinning thread out of the comparison.
+    *(
+        Candidate(f"{key}-asleep", f"{name}, patched", partial(layout, asleep=True))
+        for key, name, layout in PEERS
     ),
 )

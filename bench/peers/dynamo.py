@@ -8,21 +8,20 @@ Its engines are vLLM 0.31, which it was built for.
 import sys
 from pathlib import Path
 
-from bench.peers import engines
+from bench.peers import engines, nixl_thread
 from bench.peers.environments import DYNAMO, laid_over
 from bench.peers.processes import Layout, Program
 from lockstep.cli.ports import PortPicker
 
-
 WORKER = Path(__file__).with_name("dynamo_worker.py")
 
 
-def disaggregated(directory: Path, ports: PortPicker) -> Layout:
+def disaggregated(directory: Path, ports: PortPicker, asleep: bool) -> Layout:
     port = ports.take()
     store = directory / "store"
     store.mkdir()
     shared = {
-        **engines.path_with(laid_over(DYNAMO)),
+        **nixl_thread.environment(directory, asleep, laid_over(DYNAMO)),
         **{"DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": str(store), "DYN_REQUEST_PLANE": "tcp"},
         "DYN_EVENT_PLANE": "zmq",
     }

@@ -68,8 +68,3 @@ def side_channel(ports: PortPicker) -> dict[str, str]:
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(ports.take()),
     }
-
-
-def path_with(folder: Path) -> dict[str, str]:
-    """Puts a folder of packages before the installed ones."""
-    return {"PYTHONPATH": str(folder)}

@@ -18,7 +18,7 @@ PLOTS = Peer("matplotlib", "3.11.2", ("python",))
 class Overlay:
     """Pinned distributions that go before our environment on PYTHONPATH.
 
-    They are installed without their requirements: those would bring a CUDA vLLM where the engine has to be the one
+    They are installed without their requirements: those would bring a CUDA vLLM, and it has to be one
     for a CPU.
     """
 

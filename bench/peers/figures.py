@@ -9,8 +9,9 @@ Data = dict[str, Any]
 
 LOCKSTEP = "lockstep"
 PLAIN = "plain"
-PEERS = ("router-pull", "router-push", "smg", "dynamo")
-"""The disaggregated ones that can be had; Lockstep is held against the best of them, figure by figure."""
+_ROUTERS = ("router-pull", "router-push", "smg", "dynamo")
+PEERS = (*_ROUTERS, *(f"{router}-asleep" for router in _ROUTERS))
+"""The disaggregated ones, as they come and patched; Lockstep is held against the best, figure by figure."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,14 @@ import matplotlib.pyplot as plt  # type: ignore[import-not-found, unused-ignore]
 from bench.peers import figures
 from bench.peers.figures import Data
 
-ORDER = ("lockstep", "plain", "router-pull", "router-push", "smg", "dynamo", "router-pull-asleep")
+COLOURS = {
+    "lockstep": "#d62728",
+    "plain": "#555555",
+    "router-pull": "#1f77b4",
+    "router-push": "#17becf",
+    "smg": "#2ca02c",
+    "dynamo": "#8c564b",
+}
 LABELS = {
     "lockstep": "Lockstep",
     "plain": "plain vLLM",
@@ -20,11 +27,19 @@ LABELS = {
     "router-push": "vllm-router, push",
     "smg": "smg",
     "dynamo": "Dynamo",
-    "router-pull-asleep": "vllm-router, pull, NIXL patched",
 }
-COLOURS = dict(
-    zip(ORDER, ("#d62728", "#555555", "#1f77b4", "#17becf", "#2ca02c", "#8c564b", "#9edae5"), strict=True)
-)
+PATCHED = "-asleep"
+"""Ends the keys of the peers whose NIXL thread our patch puts to sleep: the same colour, dashed."""
+
+ORDER = (*LABELS, *(key + PATCHED for key in LABELS))
+
+
+def _label(key: str) -> str:
+    return LABELS[key.removesuffix(PATCHED)] + (", patched" if key.endswith(PATCHED) else "")
+
+
+def _colour(key: str) -> str:
+    return COLOURS[key.removesuffix(PATCHED)]
 
 
 def main() -> None:
@@ -45,7 +60,8 @@ def _lines(data: Data, file: Path, figure: str, title: str) -> None:
         values = [figures.median(data, key, figure, f"c{level}") for level in levels]
         measured = [(level, value) for level, value in zip(levels, values, strict=True) if value is not None]
         if measured:
-            axes.plot(*zip(*measured, strict=True), marker="o", label=LABELS[key], color=COLOURS[key])
+            style = "--" if key.endswith(PATCHED) else "-"
+            axes.plot(*zip(*measured, strict=True), style, marker="o", label=_label(key), color=_colour(key))
     axes.set_xscale("log", base=2)
     axes.set_xticks(levels, [str(level) for level in levels])
     axes.set_xlabel("concurrency")
@@ -68,7 +84,7 @@ def _bars(data: Data, file: Path) -> None:
             key: value for key in ORDER if (value := figures.median(data, key, figure, point)) is not None
         }
         axes.barh(
-            [LABELS[key] for key in measured], measured.values(), color=[COLOURS[key] for key in measured]
+            [_label(key) for key in measured], measured.values(), color=[_colour(key) for key in measured]
         )
         axes.set_title(title, fontsize=9)
         axes.grid(axis="x", alpha=0.3)

@@ -8,7 +8,7 @@ it names, vllm.entrypoints.grpc_server, is vllm.entrypoints.launchers.grpc_serve
 import sys
 from pathlib import Path
 
-from bench.peers import engines
+from bench.peers import engines, nixl_thread
 from bench.peers.environments import SERVICER, SMG, laid_over
 from bench.peers.processes import Layout, Program
 from bench.proxy_peers import installed
@@ -17,9 +17,9 @@ from lockstep.cli.ports import PortPicker
 GRPC_SERVER = (sys.executable, "-P", "-m", "vllm.entrypoints.launchers.grpc_server")
 
 
-def grpc(directory: Path, ports: PortPicker) -> Layout:
+def grpc(directory: Path, ports: PortPicker, asleep: bool) -> Layout:
     port, prefill, decode = ports.take(), ports.take(), ports.take()
-    servicer = engines.path_with(laid_over(SERVICER))
+    servicer = nixl_thread.environment(directory, asleep, laid_over(SERVICER))
     servers = tuple(
         Program(
             name,

@@ -5,43 +5,33 @@ decode a kv_consumer, `--vllm-pd-disaggregation`, `--policy consistent_hash`. Th
 are refused with one server a side: "Power-of-two policy for decode requires at least 2 decode workers".
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 
-from bench.harness import NIXL_PROGRESS_PLUGIN, write_vllm_plugin
-from bench.peers import engines
+from bench.peers import engines, nixl_thread
 from bench.peers.environments import ROUTER
 from bench.peers.processes import Layout, Program
 from bench.proxy_peers import installed
 from lockstep.cli.ports import PortPicker
 
-ASLEEP = "sleeping_progress"
 
-
-def pull(directory: Path, ports: PortPicker) -> Layout:
+def pull(directory: Path, ports: PortPicker, asleep: bool) -> Layout:
     """NixlConnector: decode reads the KV from prefill."""
-    return _layout("NixlConnector", ports, {})
+    return _layout("NixlConnector", directory, ports, asleep)
 
 
-def push(directory: Path, ports: PortPicker) -> Layout:
+def push(directory: Path, ports: PortPicker, asleep: bool) -> Layout:
     """NixlPushConnector behind the same router, which does not know it and passes on what prefill answers."""
-    return _layout("NixlPushConnector", ports, {})
+    return _layout("NixlPushConnector", directory, ports, asleep)
 
 
-def pull_asleep(directory: Path, ports: PortPicker) -> Layout:
-    """`pull` with a patch of ours in both servers: NIXL's progress thread sleeps instead of spinning."""
-    write_vllm_plugin(directory / "site", ASLEEP, NIXL_PROGRESS_PLUGIN)
-    return _layout("NixlConnector", ports, {"VLLM_PLUGINS": ASLEEP, **engines.path_with(directory / "site")})
-
-
-def _layout(connector: str, ports: PortPicker, extra: Mapping[str, str]) -> Layout:
+def _layout(connector: str, directory: Path, ports: PortPicker, asleep: bool) -> Layout:
     port, prefill, decode = ports.take(), ports.take(), ports.take()
     servers = tuple(
         engines.server(
             name,
             server_port,
             *engines.transfer_flags(connector, role),
-            extra={**engines.side_channel(ports), **extra},
+            extra={**engines.side_channel(ports), **nixl_thread.environment(directory, asleep)},
         )
         for name, server_port, role in (
             ("prefill", prefill, "kv_producer"),

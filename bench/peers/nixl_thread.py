@@ -1,8 +1,8 @@
 """NIXL's progress thread in the peers' engines: as it comes, spinning, or put to sleep by a patch of ours.
 
 NIXL's Python API sets its delay to 0 (nixl_cu12/_api.py, `nixl_agent.__init__`), and no setting of vLLM
-changes that: the thread of each engine takes a core, idle or not. On two cores the engines of a pair then starve
-each other, for minutes at a time. Users of the peers have that; the patch shows what else there is.
+changes that: the thread of each engine takes a core, idle or not. On two cores the engines of a pair then
+starve each other, for minutes at a time. Users of the peers have that; the patch shows what else there is.
 """
 
 from collections.abc import Mapping

@@ -162,6 +162,16 @@ def test_peers_run_without_anything_of_ours(load_module: Any, monkeypatch: pytes
     assert values["--max-num-seqs"] == "16"
 
 
+def test_nixl_thread_is_patched_only_where_asked(load_module: Any, tmp_path: Path) -> None:
+    """The patch is a vLLM plugin beside the peer's packages; without it vLLM loads no plugin at all."""
+    nixl_thread = load_module("nixl_thread")
+    assert nixl_thread.environment(tmp_path, False) == {}
+    assert nixl_thread.environment(tmp_path, False, Path("/peer")) == {"PYTHONPATH": "/peer"}
+    patched = nixl_thread.environment(tmp_path, True, Path("/peer"))
+    assert patched["PYTHONPATH"] == f"/peer:{tmp_path / 'site'}"
+    assert (tmp_path / "site" / f"{patched['VLLM_PLUGINS']}.py").is_file()
+
+
 def test_every_candidate_has_a_key_of_its_own(load_module: Any) -> None:
     """And the peers that bounds are taken from are in the catalog, as such."""
     catalog, figures = load_module("catalog"), load_module("figures")

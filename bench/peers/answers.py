@@ -16,8 +16,8 @@ from bench.sim_processes import StartError
 LENGTHS = [5, 16, 64, 100, 127, 128, 129, 200, 255, 256, 257, 300, 383, 384, 385, 400]
 MAX_TOKENS = 40
 CONCURRENCY = 4
-TIMEOUT_S = 60.0
-START_DEADLINE_S = 200.0
+TIMEOUT_S = 30.0
+START_DEADLINE_S = 150.0
 
 
 @dataclass(frozen=True, slots=True)

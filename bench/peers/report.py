@@ -115,9 +115,10 @@ def _beside_plain(data: Data) -> str:
 
 def _failures(data: Data) -> str:
     cut_off = [
-        f"{NAMES[sample['system']]}, round {sample['round']}: {name} was not through after {DEADLINE_S:g} s."
+        f"{NAMES[sample['system']]}, round {sample['round']}: not through in time ({DEADLINE_S:g} s a load): "
+        f"{', '.join(sample['unfinished'])}."
         for sample in data["samples"]
-        for name in sample["unfinished"]
+        if sample["unfinished"]
     ]
     not_started = [
         f"{NAMES[entry['system']]}, round {entry['round']}, did not start:\n\n```\n{entry['error']}\n```"

@@ -16,6 +16,9 @@ from bench.peers.processes import Running, running
 from lockstep.cli.ports import PortPicker
 
 IDLE_S = 3.0
+LIMIT_S = 260.0
+"""From the start command: no point is begun after that. One that keeps up is through after 150 to 200 s."""
+
 PREFILL_TIME = re.compile(r"^vllm:request_prefill_time_seconds_(sum|count)\{[^}]*\} (\S+)$", re.MULTILINE)
 
 
@@ -25,7 +28,7 @@ class Sample:
 
     `prefill_ms` is vLLM's own time from scheduling a prompt to its first token, the mean over the run at
     concurrency 1, where the endpoint's metrics have it. `idle_cores` is what it burns without a request.
-    `unfinished` are the points that were cut off at their deadline, which ends the sample.
+    `unfinished` are the points from the first that was cut off at its deadline.
     """
 
     system: str
@@ -41,6 +44,7 @@ class Sample:
 
 def measure(candidate: Candidate, round_number: int, points: list[Point], directory: Path) -> Sample:
     """`directory` gets the logs. Raises StartError if the system cannot be installed or does not answer."""
+    load.prepare()
     with running(candidate.layout(directory, PortPicker()), directory) as system:
         start_s = answers.wait_first(system)
         _say(f"first answer after {start_s:.1f} s")
@@ -67,16 +71,19 @@ def measure(candidate: Candidate, round_number: int, points: list[Point], direct
 def _load(
     system: Running, points: Sequence[Point], round_number: int, first_seed: int
 ) -> tuple[dict[str, Figures], float | None, list[str]]:
-    """Figures by point, the prefill time at concurrency 1, and the point that was not through in time."""
+    """Figures by point, the prefill time at concurrency 1, and the points from the first unfinished one."""
     figures: dict[str, Figures] = {}
     prefill_ms = None
     for number, point in enumerate(points):
         before = _prefill_time(system.url)
+        if time.monotonic() - system.started_at_s > LIMIT_S:
+            _say(f"left out after {LIMIT_S:g} s: {[left.name for left in points[number:]]}")
+            return figures, prefill_ms, [left.name for left in points[number:]]
         try:
             figures[point.name] = load.run(system, point, seed=_seed(round_number, first_seed + number))
         except TimeoutError:
             _say(f"{point.name}: not through after {load.DEADLINE_S:g} s")
-            return figures, prefill_ms, [point.name]
+            return figures, prefill_ms, [left.name for left in points[number:]]
         if point.concurrency == 1:
             prefill_ms = _mean_ms(before, _prefill_time(system.url))
         _say(
@@ -104,7 +111,10 @@ def _idle_cores(system: Running) -> float:
 
 def _prefill_time(url: str) -> dict[str, float]:
     """`sum` in seconds and `count` of vLLM's histogram; empty where the endpoint has none."""
-    page = httpx.get(f"{url}/metrics", timeout=10).text
+    try:
+        page = httpx.get(f"{url}/metrics", timeout=10).text
+    except httpx.TransportError:
+        return {}
     return {kind: float(value) for kind, value in PREFILL_TIME.findall(page)}
 
 

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import msgspec
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
@@ -40,3 +41,16 @@ def check(prompt: Any, params: SamplingParams | PoolingParams, lora_request: obj
     field = refused_field(prompt, params, lora_request)
     if field is not None:
         raise InvalidRequestError(support.REQUEST_FIELDS[field], field)
+    if isinstance(params, SamplingParams):
+        _check_encodes(params)
+
+
+def _check_encodes(params: SamplingParams) -> None:
+    """What a client may fill freely has to fit on the wire; JSON escapes can name half a character."""
+    for field in ("stop", "bad_words", "extra_args"):
+        try:
+            msgspec.msgpack.encode(getattr(params, field))
+        except UnicodeEncodeError:
+            raise InvalidRequestError(f"{field} has text that is not valid Unicode.", field) from None
+        except OverflowError:
+            raise InvalidRequestError(f"{field} has a number beyond 64 bits.", field) from None

@@ -31,6 +31,7 @@ from proxy import status, vllm_config
 from proxy.admission import entrance
 from proxy.admission.entrance import Entrance
 from proxy.admission.queue_limits import QueueLimits
+from proxy.body_validation import refuse_wrong_types
 from proxy.cluster import Cluster
 from proxy.config import ProxyConfig
 from proxy.discovery import configured
@@ -183,6 +184,7 @@ async def build(
     front_end = FrontEnd(vllm_config.from_nodes(args, *pair), client, args)
     tasks = await front_end.get_supported_tasks()
     app = build_app(args, tasks, front_end.model_config)
+    refuse_wrong_types(app)
     # Innermost, so that vLLM's request metrics count the status that the client gets.
     app.user_middleware += [
         Middleware(RankHeader, num_ranks=lambda: client.flow.num_decode_ranks),

@@ -51,6 +51,44 @@ async def faults(stack: Stack, path: str, bodies: list[dict[str, Any]]) -> list[
     return found
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    ("field", "value"), [("structured_outputs", 1), ("prompt_logprobs", "two"), ("stream_options", [3])]
+)
+async def test_value_that_vllms_validators_trip_over_is_refused(
+    start: Start, path: str, field: str, value: Any
+) -> None:
+    """They use it before its type is checked. The refusal names the field, as for any other wrong type."""
+    stack = await start()
+    answer = await stack.http.post(path, json=BASES[path] | {field: value, "stream": True})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["code"] == 400
+    assert field in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("stop", ["\ud83e"], "stop"),
+        ("bad_words", ["\ud83e"], "bad_words"),
+        ("vllm_xargs", {"\ud83e": "a"}, "extra_args"),
+        ("vllm_xargs", {"a": 2**64}, "extra_args"),
+    ],
+)
+async def test_what_the_wire_cannot_carry_is_refused(
+    start: Start, field: str, value: Any, named: str
+) -> None:
+    """Half of a surrogate pair, which JSON can escape, and a number beyond 64 bits."""
+    stack = await start()
+    body = BASES["/v1/completions"] | {field: value}
+    answer = await stack.http.post(
+        "/v1/completions", content=json.dumps(body), headers={"Content-Type": "application/json"}
+    )
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, named)
+    assert await still_serves(stack)
+
+
 async def still_serves(stack: Stack) -> bool:
     """As before, with nothing left over."""
     answer = await stack.http.post("/v1/completions", json=BASES["/v1/completions"] | {"max_tokens": 30})

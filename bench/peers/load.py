@@ -45,12 +45,14 @@ class Figures:
     client_cpu_s_per_1000_tokens: float
 
 
-def points(concurrency: Iterable[int] = CONCURRENCY, quick: bool = False) -> list[Point]:
+def points(
+    concurrency: Iterable[int] = CONCURRENCY, rates_per_s: Iterable[float] = RATES_PER_S, quick: bool = False
+) -> list[Point]:
     """In the order they are run; quick ones have a quarter of the requests."""
     share = 4 if quick else 1
     found = [Point(f"c{level}", max(16, 3 * level) // share, concurrency=level) for level in concurrency]
     if not quick:
-        found += [Point(f"{rate:g}/s", int(16 * rate), rate_per_s=rate) for rate in RATES_PER_S]
+        found += [Point(f"{rate:g}/s", int(16 * rate), rate_per_s=rate) for rate in rates_per_s]
     return [*found, Point("prefixes c4", 24 if not quick else 8, "prefix_repetition", concurrency=4)]
 
 

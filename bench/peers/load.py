@@ -48,12 +48,13 @@ class Figures:
 def points(
     concurrency: Iterable[int] = CONCURRENCY, rates_per_s: Iterable[float] = RATES_PER_S, quick: bool = False
 ) -> list[Point]:
-    """In the order they are run; quick ones have half of the requests."""
+    """In the order they are run; quick ones are of one kind, with half of the requests."""
     share = 2 if quick else 1
     found = [Point(f"c{level}", max(16, 3 * level) // share, concurrency=level) for level in concurrency]
-    if not quick:
-        found += [Point(f"{rate:g}/s", int(16 * rate), rate_per_s=rate) for rate in rates_per_s]
-    return [*found, Point("prefixes c4", 24 // share, "prefix_repetition", concurrency=4)]
+    if quick:
+        return found
+    found += [Point(f"{rate:g}/s", int(16 * rate), rate_per_s=rate) for rate in rates_per_s]
+    return [*found, Point("prefixes c4", 24, "prefix_repetition", concurrency=4)]
 
 
 DEADLINE_S = 90.0

@@ -60,7 +60,9 @@ def _arguments() -> argparse.Namespace:
     keys = [candidate.key for candidate in CANDIDATES]
     parser.add_argument("--json", type=Path, help="write every sample to this file")
     parser.add_argument("--resume", action="store_true", help="add to that file instead of starting it anew")
-    parser.add_argument("--quick", action="store_true", help="half of the requests, and only those at a concurrency")
+    parser.add_argument(
+        "--quick", action="store_true", help="half of the requests, and only those at a concurrency"
+    )
     parser.add_argument("--rounds", type=int, default=None, help="5, or 1 with --quick; 0 reports the file")
     parser.add_argument("--systems", nargs="+", choices=keys, default=keys, metavar="KEY", help=str(keys))
     parser.add_argument("--concurrency", nargs="+", type=int, default=list(load.CONCURRENCY))

@@ -52,6 +52,8 @@ class Attempt:
     arrived_s: float = 0.0
     """Decode's first output: its KV has arrived."""
     ended_s: float = 0.0
+    begun: dict[Role, int] = field(default_factory=dict)
+    """What `RankLoad.begin` returned for each leg."""
     prefill_released: bool = False
     """The tokens no longer count as outstanding on the prefill rank."""
     prefill_holds: bool = False

@@ -134,7 +134,7 @@ class Dispatcher:
                 legs.decode_leg(flight.request, attempt.leg_id, peer, token, carried, hand_off=hand_off),
             ),
         ):
-            load.begin(tokens)
+            attempt.begun[load.node.role] = load.begin(tokens)
             if flight.spans is not None and not is_hedge:
                 leg = flight.spans.leg(load.node.role, leg)
             self._sessions[load.node.address].add(
@@ -152,7 +152,7 @@ class Dispatcher:
         """The prompt is not outstanding any more; the prefill rank holds it until its KV has arrived."""
         if not attempt.prefill_released:
             attempt.prefill_released = attempt.prefill_holds = True
-            attempt.prefill.end(attempt.uncached_tokens)
+            attempt.prefill.end(attempt.uncached_tokens, attempt.begun["prefill"])
             attempt.prefill.hold(attempt.tokens)
         if attempt.phase is Phase.STREAMING:
             self._let_go(attempt)
@@ -194,7 +194,7 @@ class Dispatcher:
         del self._by_leg[attempt.leg_id]
         self.release_prefill(attempt)
         self._let_go(attempt)
-        attempt.decode.end(attempt.tokens)
+        attempt.decode.end(attempt.tokens, attempt.begun["decode"])
         self._judge(attempt)
         if abort:
             for load in (attempt.prefill, attempt.decode):

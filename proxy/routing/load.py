@@ -27,12 +27,13 @@ class RankLoad:
     """Of prompts that were sent and are not computed, without what the rank had cached as far as known."""
     held_tokens: int = 0
     in_flight: int = 0
-    reported: int = 0
-    """Requests running and waiting at the last report, other proxies' included."""
+    of_others: int = 0
+    """Requests running and waiting at the last report that were not ours."""
     kv_cache_usage: float = 0.0
     """Share of the KV blocks in use at the last report."""
-    sent_since_report: int = 0
+    reports: int = 0
     tokens_since_report: int = 0
+    """Of legs sent after the last report and not over yet. A rank without change reports nothing."""
     last_use: int = field(default=0)
     cached: CachedBlocks | None = None
     """What its prefix cache has; None while the node tells nothing of it."""
@@ -48,8 +49,8 @@ class RankLoad:
 
     @property
     def requests(self) -> int:
-        """Requests on the rank: the last report plus what it cannot know yet, never less than our own."""
-        return max(self.reported + self.sent_since_report, self.in_flight)
+        """Requests on the rank: our own, and as the last report had them those of other proxies."""
+        return self.of_others + self.in_flight
 
     @property
     def below_window(self) -> bool:
@@ -71,21 +72,28 @@ class RankLoad:
 
     def report(self, num_running: int, num_waiting: int, kv_cache_usage: float = 0.0) -> None:
         """Take over what the node says."""
-        self.reported, self.kv_cache_usage = num_running + num_waiting, kv_cache_usage
-        self.sent_since_report = self.tokens_since_report = 0
+        self.of_others = max(0, num_running + num_waiting - self.in_flight)
+        self.kv_cache_usage = kv_cache_usage
+        self.reports += 1
+        self.tokens_since_report = 0
 
-    def begin(self, tokens: int) -> None:
-        """A leg was sent: on prefill with so many tokens to compute, on decode with so many to hold."""
+    def begin(self, tokens: int) -> int:
+        """A leg was sent: on prefill with so many tokens to compute, on decode with so many to hold.
+
+        Returns what `end` has to be told.
+        """
         self.outstanding_tokens += tokens
         self.tokens_since_report += tokens
         self.in_flight += 1
-        self.sent_since_report += 1
         self.last_use = next(_uses)
+        return self.reports
 
-    def end(self, tokens: int) -> None:
+    def end(self, tokens: int, begun: int) -> None:
         """That leg is over."""
         self.outstanding_tokens -= tokens
         self.in_flight -= 1
+        if begun == self.reports:
+            self.tokens_since_report -= tokens
 
     def hold(self, tokens: int) -> None:
         """The prompt is computed, its KV not on decode yet."""

@@ -138,3 +138,11 @@ async def test_what_a_step_has_no_room_for_waits_in_the_proxy(start: Start) -> N
     decode.set.pause_after_tokens = None
     decode.set.go.set()
     assert [answer.status_code for answer in await asyncio.gather(*asking)] == [200] * 18
+
+
+async def test_answers_of_one_token_use_no_room_up(start: Start) -> None:
+    """They come and go on decode between two load reports, so a node that sees no change tells of none."""
+    stack = await started(start)
+    for _ in range(40):  # two ranks of eight rows
+        answer = await asyncio.wait_for(ask(stack, prompt=PROMPT, max_tokens=1), 10)
+        assert answer.status_code == 200

@@ -43,6 +43,7 @@ class Request:
     prefill: RankLoad | None = None
     decode: RankLoad | None = None
     uncached_tokens: int = 0
+    begun: tuple[int, int] = (0, 0)
     ttft_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -140,8 +141,7 @@ class Simulation:
             return False
         request.prefill, request.decode = prefill, decode
         request.uncached_tokens = request.asked.uncached_tokens(prefill)
-        prefill.begin(request.uncached_tokens)
-        decode.begin(len(request.prompt))
+        request.begun = prefill.begin(request.uncached_tokens), decode.begin(len(request.prompt))
         at = self._prefill[prefill.node.address]
         at.queue.append(request)
         if len(at.queue) == 1:
@@ -178,7 +178,7 @@ class Simulation:
         at.queue.popleft()
         assert request.prefill is not None
         assert request.decode is not None
-        request.prefill.end(request.uncached_tokens)
+        request.prefill.end(request.uncached_tokens, request.begun[0])
         self.outcome.ttft_s.append(self._now_s - request.arrived_s)
         group = self._groups[request.decode.node.address]
         group.waiting[request.decode.rank.local_rank].append(request)
@@ -206,7 +206,7 @@ class Simulation:
                 request.answer_tokens -= TOKENS_A_STEP
                 if request.answer_tokens <= 0:
                     assert request.decode is not None
-                    request.decode.end(len(request.prompt))
+                    request.decode.end(len(request.prompt), request.begun[1])
             running[:] = [request for request in running if request.answer_tokens > 0]
             waiting = group.waiting[local_rank]
             # As a node's report: requests that wait for their KV are on the rank too.

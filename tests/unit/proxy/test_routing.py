@@ -1,5 +1,7 @@
 """Choice of ranks, and the window queue."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,12 +22,12 @@ def test_prefill_with_the_least_outstanding_tokens() -> None:
     for n in nodes:
         ranks.add(n)
     first = ranks.pick_prefill(nodes, ASKED)
-    first.begin(300)
+    begun = first.begin(300)
     second = ranks.pick_prefill(nodes, ASKED)
     assert second is not first
     second.begin(100)
     assert ranks.pick_prefill(nodes, ASKED) is second
-    first.end(300)
+    first.end(300, begun)
     assert ranks.pick_prefill(nodes, ASKED) is first
 
 
@@ -71,6 +73,31 @@ def test_decode_with_the_fewest_requests() -> None:
         load.begin(1)
         picked.append(load.rank.local_rank)
     assert picked == [1, 1, 0, 1]
+
+
+def test_legs_that_are_over_count_no_more_without_a_report() -> None:
+    """A node that sees no change reports none: answers of one token come and go between two polls."""
+    ranks = Ranks(1, LeastLoaded())
+    ranks.add(node("decode", "d"))
+    load = ranks.of("d")[0]
+    load.rank = replace(load.rank, num_kv_blocks=10)
+    free = load.free_kv_tokens
+    for _ in range(3):
+        load.end(40, load.begin(40))
+    assert (load.requests, load.free_kv_tokens) == (0, free)
+
+
+def test_leg_that_ends_after_a_report_is_in_its_kv_usage() -> None:
+    """The tokens of what was sent before a report are not subtracted twice."""
+    ranks = Ranks(1, LeastLoaded())
+    ranks.add(node("decode", "d"))
+    load = ranks.of("d")[0]
+    load.rank = replace(load.rank, num_kv_blocks=10)
+    begun = load.begin(40)
+    ranks.report("d", 0, 1, 0, kv_cache_usage=0.5)
+    free = load.free_kv_tokens
+    load.end(40, begun)
+    assert load.free_kv_tokens == free
 
 
 def test_own_requests_count_even_if_a_report_misses_them() -> None:

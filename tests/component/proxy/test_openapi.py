@@ -117,7 +117,10 @@ async def test_no_generated_request_is_a_fault(start: Start, count: int) -> None
 async def test_no_request_that_fits_or_nearly_fits_the_document_is_a_fault(
     start: Start, tmp_path: Path
 ) -> None:
-    """Whatever the fields hold, it is an answer or a refusal; and the proxy answers as before afterwards."""
+    """Whatever the fields hold, it is an answer or a refusal; and the proxy answers as before afterwards.
+
+    Left out is what vLLM answers with 501 for every model but a few, which the tool counts as a fault.
+    """
     assert SCHEMATHESIS is not None
     stack = await start()
     url = str(stack.http.base_url)
@@ -125,6 +128,7 @@ async def test_no_request_that_fits_or_nearly_fits_the_document_is_a_fault(
         *(SCHEMATHESIS, "run", f"{url}/openapi.json", "--checks", "not_a_server_error"),
         *("--phases", "coverage,fuzzing", "--max-examples", "15", "--max-time", "120", "--seed", "1"),
         *("--request-timeout", "20", "--continue-on-failure", "--no-shrink"),
+        *("--exclude-path", "/v1/systemone"),
         cwd=tmp_path,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

@@ -85,7 +85,9 @@ def ratios(data: Data, bounds: Iterable[Bound] = BOUNDS) -> list[Ratio]:
         measured = [
             (value, peer)
             for peer in PEERS
-            if works(data, peer) and (value := median(data, peer, bound.figure, bound.point)) is not None
+            if works(data, peer)
+            and not (bound.point and median(data, peer, "errors", bound.point))
+            and (value := median(data, peer, bound.figure, bound.point)) is not None
         ]
         if ours is None or not measured:
             continue

@@ -93,6 +93,18 @@ def test_a_peer_that_answers_nothing_is_not_the_best(load_module: Any) -> None:
     assert {ratio.best_peer for ratio in figures.ratios(data)} == {"smg"}
 
 
+def test_a_load_with_errors_makes_no_peer_the_best(load_module: Any) -> None:
+    """What is left of a load is lighter than the load."""
+    figures = load_module("figures")
+    data = comparison(
+        sample("lockstep", answer(1), c1=point(50, 150)),
+        sample("router-pull", answer(1), c1=point(1, 9000) | {"errors": 3}),
+        sample("smg", answer(1), c1=point(100, 100)),
+    )
+    at_c1 = {ratio.best_peer for ratio in figures.ratios(data) if ratio.bound.point == "c1"}
+    assert at_c1 == {"smg"}
+
+
 def test_answers_are_compared_by_token_ids_where_both_have_them(load_module: Any) -> None:
     """Otherwise by text; an answer that did not come is not equal to an empty one."""
     figures = load_module("figures")

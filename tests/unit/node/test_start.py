@@ -61,3 +61,18 @@ def test_each_rank_gets_a_core(
         monkeypatch.delenv("LOCKSTEP_CPU_CORES")
     cpu_environment.assign_cores(ranks)
     assert os.environ.get("LOCKSTEP_CPU_CORES") == expected
+
+
+def test_what_is_set_already_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU build the rest is filled in; else nothing."""
+    for name in ("OMP_NUM_THREADS", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+        monkeypatch.setenv(name, "7")
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+    monkeypatch.setattr(cpu_environment, "is_cpu_build", lambda: False)
+    cpu_environment.prepare()
+    assert "ONEDNN_PRIMITIVE_CACHE_CAPACITY" not in os.environ
+    monkeypatch.setattr(cpu_environment, "is_cpu_build", lambda: True)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    cpu_environment.prepare()
+    assert os.environ["OMP_NUM_THREADS"] == "7"
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "256"

@@ -47,6 +47,8 @@ class Telemetry:
         self._registry = registry
         self._counts_steps = counts_steps
         self._loads: dict[int, pb.RankLoad] = {}
+        self._untold: set[int] = set()
+        """Ranks whose load came with a step, which not all proxies have outputs of."""
         self._global_ranks: list[int] = []
         self._kv = KVTelemetry(metrics)
         self._scheduler = SchedulerTelemetry(metrics)
@@ -97,6 +99,7 @@ class Telemetry:
                 num_waiting=stats.num_waiting_reqs,
                 kv_cache_usage=stats.kv_cache_usage,
             )
+            self._untold.add(rank)
             self._count_drafts(str(outputs.engine_index), stats.spec_decoding_stats)
         return self._loads.setdefault(rank, pb.RankLoad(rank=rank))
 
@@ -138,7 +141,8 @@ class Telemetry:
                 num_waiting=status.num_waiting,
                 kv_cache_usage=status.kv_cache_usage,
             )
-            if load != self._loads.get(local_rank):
+            if local_rank in self._untold or load != self._loads.get(local_rank):
+                self._untold.discard(local_rank)
                 self._loads[local_rank] = load
                 self._registry.broadcast(pb.NodeFrame(load=load))
             if records:

@@ -81,6 +81,21 @@ async def test_steps_add_up_by_mode_and_cause() -> None:
     assert [rank.step_records_dropped for rank in status.ranks] == [3, 0]
 
 
+async def test_load_that_a_step_told_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy with no output in that step has not had it, were it only that its request was aborted."""
+    registry, told = SessionRegistry(), list[pb.NodeFrame]()
+    monkeypatch.setattr(registry, "broadcast", told.append)
+    telemetry = Telemetry(NodeMetrics(), registry, counts_steps=False)
+    engines: Any = Engines([[says([], running=1), says([])], [says([]), says([])], [says([]), says([])]])
+    await telemetry.poll(engines)
+    telemetry.observe(EngineCoreOutputs(engine_index=2, scheduler_stats=SchedulerStats()))
+    told.clear()
+    await telemetry.poll(engines)
+    assert [(frame.load.rank, frame.load.num_running) for frame in told] == [(0, 0)]
+    await telemetry.poll(engines)
+    assert len(told) == 1
+
+
 async def test_origin_says_whose_rows_broke_a_step() -> None:
     """The rank's own or a peer's; nobody's for a full graph."""
     status = (await polled([says([FULL, BROKEN, DRAGGED]), says([])])).status("i1")

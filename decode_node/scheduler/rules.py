@@ -9,6 +9,8 @@ from typing import Any
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.request import RequestStatus
@@ -60,6 +62,8 @@ class LockstepRules(Scheduler):
     def schedule(self, throttle_prefills: bool = False) -> Any:
         self._put_offered_first()
         scheduler_output = super().schedule(throttle_prefills)
+        if not (scheduler_output.total_num_scheduled_tokens or self.running or self._bounces):
+            self._end_standstill()
         self._check(scheduler_output)
         return scheduler_output
 
@@ -163,6 +167,23 @@ class LockstepRules(Scheduler):
             if request is not None and request in self.waiting:
                 self.waiting.remove_request(request)
                 self.waiting.prepend_request(request)
+
+    def _end_standstill(self) -> None:
+        """Nothing runs: the first whose KV is here has no block for its row, and those behind it hold theirs.
+
+        vLLM preempts only what runs (scheduler.py `_preempt_request`). As it would then, the last one goes.
+        """
+        arrived = [
+            request
+            for request in self.kv_holding_waiting
+            if request.status == RequestStatus.WAITING
+            or request.request_id in self.finished_recving_kv_req_ids
+        ]
+        stuck = any(request.status == RequestStatus.WAITING for request in arrived)
+        if stuck and len(arrived) > 1 and self._pause_state is PauseState.UNPAUSED:
+            by_priority = self.policy is SchedulingPolicy.PRIORITY
+            last = max(arrived, key=lambda one: (by_priority and one.priority, one.arrival_time))
+            self._bounces.note(last, Bounce.PREEMPTED)
 
     def _bounce_failed_loads(self, request_ids: set[str]) -> set[str]:
         """Returns those that vLLM has to end itself: a load within a step has spoiled that step's row."""

@@ -128,3 +128,22 @@ def test_abort_at_any_moment_leaks_nothing(at: int, late: bool) -> None:
     shape = Shape(max_model_len=40, spare_blocks=0)
     asks = [Ask(max_tokens=25, seed=seed, family=seed, prompt_tokens=9) for seed in (3, 4)]
     run(shape, asks[0], Ask(max_tokens=25, seed=4, family=4, prompt_tokens=9, abort_at=at, late=late))
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_arrived_requests_that_hold_each_others_blocks(asynchronous: bool, policy: str) -> None:
+    """Of 18 blocks one has 15 and needs its 16th at once, another has 3: nothing runs to be preempted."""
+    shape = Shape(
+        asynchronous=asynchronous,
+        num_speculative_tokens=0,
+        max_model_len=64,
+        spare_blocks=2,
+        policy=policy,
+    )
+    now = (Push(delay=0), Push(delay=0))
+    first = Ask(at=7, prompt_tokens=60, max_tokens=2, hand_off=True)
+    result = run(shape, first, Ask(at=9, prompt_tokens=10, max_tokens=1, pushes=now, priority=1, seed=1))
+    assert bounce_counts(result) == Counter({Bounce.PREEMPTED: 1})
+    assert [len(client.output) for client in result.clients] == [2, 1]
+    assert [len(client.bounces) for client in result.clients] == [0, 1]

@@ -79,6 +79,16 @@ def test_preemption_frees_and_keeps_what_is_in_flight() -> None:
     assert "request.status = RequestStatus.PREEMPTED" in source
 
 
+def test_requests_with_blocks_wait_in_a_queue_of_their_own() -> None:
+    """They are scheduled before all others, and none is tried behind one that finds no blocks."""
+    source = inspect.getsource(Scheduler.schedule)
+    assert "request_queue = self.kv_holding_waiting\n                if not request_queue and" in source
+    assert "if new_blocks is None:\n                    # The request cannot be scheduled." in source
+    source = inspect.getsource(Scheduler.__init__)
+    for name in ("kv_holding_waiting", "_pause_state", "policy", "finished_recving_kv_req_ids"):
+        assert f"self.{name}" in source, name
+
+
 def test_failed_loads_are_reported_by_two_methods() -> None:
     """Each returns the requests that vLLM ends with an error in the same call."""
     source = inspect.getsource(Scheduler.update_from_output)

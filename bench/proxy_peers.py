@@ -4,7 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,24 +35,32 @@ PEERS = (
 
 def installed(peer: Peer) -> Path:
     """The folder of the peer's commands, kept from run to run. Raises StartError where there is none."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep-bench"
-    home = cache / f"{peer.distribution}-{peer.version}"
-    if not (home / "installed").exists():
-        steps = (
-            [sys.executable, "-m", "venv", "--clear", str(home)],
-            [str(home / "bin" / "pip"), "install", "-q", f"{peer.distribution}=={peer.version}"],
-        )
-        for argv in steps:
-            try:
-                done = subprocess.run(
-                    argv, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False
-                )
-            except subprocess.TimeoutExpired as error:
-                raise StartError(f"not installed within {INSTALL_TIMEOUT_S:g} s") from error
-            if done.returncode:
-                raise StartError(f"cannot be installed: {done.stderr.strip()[-300:]}")
-        (home / "installed").touch()
+    home = cached(f"{peer.distribution}-{peer.version}")
+    pip = [str(home / "bin" / "pip"), "install", "-q", f"{peer.distribution}=={peer.version}"]
+    install_once(home, [sys.executable, "-m", "venv", "--clear", str(home)], pip)
     return home / "bin"
+
+
+def cached(name: str) -> Path:
+    """Where something of this name is installed for the benchmarks."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep-bench" / name
+
+
+def install_once(home: Path, *steps: Sequence[str]) -> None:
+    """Run the steps unless they have all succeeded before. Raises StartError."""
+    done = home / "installed"
+    if done.exists():
+        return
+    for argv in steps:
+        try:
+            step = subprocess.run(
+                argv, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise StartError(f"{home.name}: not installed within {INSTALL_TIMEOUT_S:g} s") from error
+        if step.returncode:
+            raise StartError(f"{home.name}: cannot be installed: {step.stderr.strip()[-1000:]}")
+    done.touch()
 
 
 @contextlib.contextmanager

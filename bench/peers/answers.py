@@ -9,7 +9,7 @@ import httpx
 from tokenizers import Tokenizer
 
 from bench.harness import prompts
-from bench.peers.engines import PICO
+from bench.load import PICO
 from bench.peers.processes import Running
 from bench.sim_processes import StartError
 

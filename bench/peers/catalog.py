@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.peers import dynamo, ours, smg, vllm_router
+from bench.peers.figures import LOCKSTEP, PLAIN
 from bench.peers.processes import Layout
 from lockstep.cli.ports import PortPicker
 
@@ -19,9 +20,6 @@ class Candidate:
     layout: Callable[[Path, PortPicker], Layout]
     disaggregated_peer: bool = True
 
-
-LOCKSTEP = "lockstep"
-PLAIN = "plain"
 
 PEERS = (
     ("router-pull", "vllm-router 0.1.17, NixlConnector", vllm_router.pull),

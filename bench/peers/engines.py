@@ -4,17 +4,15 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
+from bench.harness import SERVED_CONTEXT
+from bench.load import PICO
 from bench.peers.processes import Program
 from lockstep.cli.plan import CPU_KV_CACHE_BYTES
 from lockstep.cli.ports import PortPicker
 
-PICO = Path(__file__).parents[2] / "models" / "pico"
 K = 2
 MAX_NUM_SEQS = 16
-SERVED_CONTEXT_TOKENS = 4091
-"""What a Lockstep stack serves of pico's 4096: less K * 2 batches in flight + 1 (docs/architecture.md)."""
 
 SHARED_FLAGS = (
     *("--dtype", "float32", "--max-num-seqs", str(MAX_NUM_SEQS)),
@@ -25,7 +23,7 @@ SHARED_FLAGS = (
 
 PLAIN_FLAGS = (
     *("--model", str(PICO), "--served-model-name", "pico", *SHARED_FLAGS),
-    *("--max-model-len", str(SERVED_CONTEXT_TOKENS), "--enforce-eager"),
+    *("--max-model-len", SERVED_CONTEXT, "--enforce-eager"),
 )
 """Eager, since Lockstep's engines run the model without torch.compile on a CPU too."""
 

@@ -1,13 +1,10 @@
 """Environments of the peers that live beside our vLLM: distributions laid over it, without their own vLLM."""
 
-import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.proxy_peers import INSTALL_TIMEOUT_S, Peer
-from bench.sim_processes import StartError
+from bench.proxy_peers import Peer, cached, install_once
 
 ROUTER = Peer("vllm-router", "0.1.17", ("vllm-router",))
 SMG = Peer("smg", "1.13.0", ("smg", "launch"))
@@ -41,18 +38,7 @@ DYNAMO = Overlay(
 
 def laid_over(overlay: Overlay) -> Path:
     """The folder for PYTHONPATH, kept from run to run. Raises StartError where it cannot be made."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep-bench"
-    home = cache / overlay.name
-    if not (home / "installed").exists():
-        argv = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--upgrade"]
-        argv += ["--target", str(home), *overlay.requirements]
-        try:
-            done = subprocess.run(
-                argv, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise StartError(f"{overlay.name}: not installed within {INSTALL_TIMEOUT_S:g} s") from error
-        if done.returncode:
-            raise StartError(f"{overlay.name}: cannot be installed: {done.stderr.strip()[-1000:]}")
-        (home / "installed").touch()
+    home = cached(overlay.name)
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--upgrade"]
+    install_once(home, [*pip, "--target", str(home), *overlay.requirements])
     return home

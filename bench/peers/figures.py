@@ -56,9 +56,14 @@ BOUNDS = (
 )
 
 
+def samples_of(data: Data, system: str) -> list[dict[str, Any]]:
+    """One for each round, in the order in which they were taken."""
+    return [sample for sample in data["samples"] if sample["system"] == system]
+
+
 def median(data: Data, system: str, figure: str, point: str = "") -> float | None:
     """Over the rounds of a system; None where it has no such figure."""
-    entries = [sample for sample in data["samples"] if sample["system"] == system]
+    entries = samples_of(data, system)
     if point:
         entries = [sample["points"][point] for sample in entries if point in sample["points"]]
     values = [entry[figure] for entry in entries if entry.get(figure) is not None]
@@ -72,8 +77,7 @@ def point_names(data: Data) -> list[str]:
 
 def works(data: Data, system: str) -> bool:
     """Whether it answered at least half of what it was asked: the speed of errors is no speed."""
-    samples = [sample for sample in data["samples"] if sample["system"] == system]
-    given = [answer for sample in samples for answer in sample["answers"]]
+    given = [answer for sample in samples_of(data, system) for answer in sample["answers"]]
     return bool(given) and sum(not answer["error"] for answer in given) * 2 >= len(given)
 
 
@@ -109,24 +113,23 @@ def throughput_bound(data: Data, point: str) -> float | None:
     Two engines, node servers, proxy and the client share the cores: with all of them always busy, a token
     takes the processor time of every process. None before a first round.
     """
-    first = next((sample for sample in data["samples"] if sample["system"] == LOCKSTEP), None)
-    if first is None or point not in first["points"]:
+    first = samples_of(data, LOCKSTEP)[:1]
+    if not first or point not in first[0]["points"]:
         return None
-    figures = first["points"][point]
+    figures = first[0]["points"][point]
     cpu_s = figures["cpu_s_per_1000_tokens"] + figures["client_cpu_s_per_1000_tokens"]
     return float(1000 * data["machine"]["cores"] / cpu_s)
 
 
 def equal_answers(data: Data, system: str) -> tuple[int, int]:
     """Answers equal to plain vLLM's first ones, of all that were asked; (0, 0) without a reference."""
-    reference = next((s["answers"] for s in data["samples"] if s["system"] == PLAIN), None)
-    if reference is None:
+    first = samples_of(data, PLAIN)[:1]
+    if not first:
         return 0, 0
     pairs = [
         (mine, theirs)
-        for sample in data["samples"]
-        if sample["system"] == system
-        for mine, theirs in zip(sample["answers"], reference, strict=True)
+        for sample in samples_of(data, system)
+        for mine, theirs in zip(sample["answers"], first[0]["answers"], strict=True)
     ]
     return sum(_same(mine, theirs) for mine, theirs in pairs), len(pairs)
 

@@ -1,13 +1,9 @@
 """What is sent and counted: vLLM's own serving benchmark, with the stack's processor time beside it."""
 
-import asyncio
-import contextlib
-import io
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from bench.peers.engines import PICO
+from bench import load
 from bench.peers.processes import Running, own_cpu_s
 
 INPUT_TOKENS = 256
@@ -74,7 +70,7 @@ def run(system: Running, point: Point, seed: int) -> Figures:
     Raises TimeoutError when it is not through after DEADLINE_S.
     """
     cpu_s, client_cpu_s = system.cpu_s(), own_cpu_s()
-    result = _serve(system.url, point, seed)
+    result = load.serve(flags(system.url, point, seed), DEADLINE_S)
     kilotokens = result["total_output_tokens"] / 1000 or float("nan")
     return Figures(
         **{
@@ -91,16 +87,12 @@ def run(system: Running, point: Point, seed: int) -> Figures:
 
 def flags(url: str, point: Point, seed: int) -> list[str]:
     """Of `vllm bench serve`."""
-    argv = ["--backend", "openai", "--base-url", url, "--endpoint", "/v1/completions", "--model", "pico"]
-    argv += ["--tokenizer", str(PICO), "--temperature", "0", "--ignore-eos", "--disable-tqdm"]
+    argv = load.flags(url, point.requests, seed)
     argv += ["--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "50,99"]
-    argv += ["--num-prompts", str(point.requests), "--dataset-name", point.dataset]
-    # Another seed in every run: the same prompt twice would come from a prefix cache.
-    argv += ["--seed", str(seed)]
     if point.dataset == "random":
-        argv += ["--random-input-len", str(INPUT_TOKENS), "--random-output-len", str(OUTPUT_TOKENS)]
+        argv += load.random_prompts(INPUT_TOKENS, OUTPUT_TOKENS)
     else:
-        argv += ["--prefix-repetition-prefix-len", str(PREFIX_TOKENS)]
+        argv += ["--dataset-name", point.dataset, "--prefix-repetition-prefix-len", str(PREFIX_TOKENS)]
         argv += ["--prefix-repetition-suffix-len", str(INPUT_TOKENS - PREFIX_TOKENS)]
         argv += ["--prefix-repetition-num-prefixes", str(PREFIXES)]
         argv += ["--prefix-repetition-output-len", str(OUTPUT_TOKENS)]
@@ -109,17 +101,3 @@ def flags(url: str, point: Point, seed: int) -> list[str]:
     if point.rate_per_s is not None:
         argv += ["--request-rate", str(point.rate_per_s)]
     return argv
-
-
-def _serve(url: str, point: Point, seed: int) -> dict[str, Any]:
-    # Here, since importing vLLM takes seconds and the flags can be looked at without it.
-    from vllm.benchmarks.serve import add_cli_args, main_async
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    parser = FlexibleArgumentParser()
-    add_cli_args(parser)
-    with contextlib.redirect_stdout(io.StringIO()):
-        result: dict[str, Any] = asyncio.run(
-            asyncio.wait_for(main_async(parser.parse_args(flags(url, point, seed))), DEADLINE_S)
-        )
-    return result

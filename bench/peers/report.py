@@ -27,7 +27,7 @@ def markdown(data: Data) -> str:
 
 def measured(data: Data) -> list[str]:
     """Keys of the systems with samples, in the catalog's order."""
-    return [key for key in NAMES if any(sample["system"] == key for sample in data["samples"])]
+    return [key for key in NAMES if figures.samples_of(data, key)]
 
 
 def _systems(data: Data) -> str:
@@ -37,7 +37,7 @@ def _systems(data: Data) -> str:
         rows.append(
             [
                 NAMES[key],
-                str(sum(sample["system"] == key for sample in data["samples"])),
+                str(len(figures.samples_of(data, key))),
                 _number(figures.median(data, key, "start_s"), 0),
                 _number(figures.median(data, key, "memory_mib"), 0),
                 _number(figures.median(data, key, "idle_cores"), 2),
@@ -58,8 +58,8 @@ def _systems(data: Data) -> str:
 
 
 def _errors(data: Data, key: str) -> int:
-    samples = [sample for sample in data["samples"] if sample["system"] == key]
-    return sum(point["errors"] for sample in samples for point in sample["points"].values())
+    points = (point for sample in figures.samples_of(data, key) for point in sample["points"].values())
+    return sum(point["errors"] for point in points)
 
 
 def _loads(data: Data) -> str:

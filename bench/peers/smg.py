@@ -8,6 +8,7 @@ it names, vllm.entrypoints.grpc_server, is vllm.entrypoints.launchers.grpc_serve
 import sys
 from pathlib import Path
 
+from bench.load import PICO
 from bench.peers import engines, nixl_thread
 from bench.peers.environments import SERVICER, SMG, laid_over
 from bench.peers.processes import Layout, Program
@@ -37,7 +38,7 @@ def grpc(directory: Path, ports: PortPicker, asleep: bool) -> Layout:
     argv = (str(installed(SMG) / SMG.command[0]), *SMG.command[1:])
     argv += ("--host", "127.0.0.1", "--port", str(port), "--pd-disaggregation", "--backend", "vllm")
     argv += ("--prefill", f"grpc://127.0.0.1:{prefill}", "--decode", f"grpc://127.0.0.1:{decode}")
-    argv += ("--model-path", str(engines.PICO), "--log-level", "warn")
+    argv += ("--model-path", str(PICO), "--log-level", "warn")
     argv += ("--prometheus-host", "127.0.0.1", "--prometheus-port", str(ports.take()))
     argv += ("--worker-startup-check-interval", "1")
     return Layout(f"http://127.0.0.1:{port}", (*servers, Program("smg", argv, engines.environment())))

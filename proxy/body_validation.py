@@ -5,6 +5,7 @@ entrypoints/openai/completion/protocol.py:473) use values whose type nobody has 
 Python's, and a plain vLLM server answers it with status 500.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -50,14 +51,22 @@ def _wrong_fields(model: Any, body: Any, loc: tuple[int | str, ...]) -> Iterator
     """What pydantic says of each field by itself."""
     if not (isinstance(model, type) and issubclass(model, BaseModel) and isinstance(body, dict)):
         return
-    for name, field in model.model_fields.items():
-        key = field.alias or name
+    for key, adapter in _adapters(model).items():
         if key not in body:
             continue
         try:
-            TypeAdapter(field.rebuild_annotation()).validate_python(body[key])
+            adapter.validate_python(body[key])
         except ValidationError as wrong:
             for error in wrong.errors(include_url=False):
                 yield {**error, "loc": (*loc, key, *error["loc"])}
         except TRIPS as error:
             yield {"type": "value_error", "loc": (*loc, key), "msg": str(error), "input": body[key]}
+
+
+@functools.cache
+def _adapters(model: type[BaseModel]) -> dict[str, TypeAdapter[Any]]:
+    """By the name in the body. Made once: it takes 20 ms for a chat request."""
+    return {
+        field.alias or name: TypeAdapter(field.rebuild_annotation())
+        for name, field in model.model_fields.items()
+    }

@@ -42,15 +42,16 @@ def check(prompt: Any, params: SamplingParams | PoolingParams, lora_request: obj
     if field is not None:
         raise InvalidRequestError(support.REQUEST_FIELDS[field], field)
     if isinstance(params, SamplingParams):
-        _check_encodes(params)
+        _check_text(params)
 
 
-def _check_encodes(params: SamplingParams) -> None:
-    """What a client may fill freely has to fit on the wire; JSON escapes can name half a character."""
+def _check_text(params: SamplingParams) -> None:
+    """What a client may fill freely has to fit on the wire: JSON escapes can name half a character.
+
+    That numbers fit, vLLM checks (sampling_params.py, `_verify_extra_args`).
+    """
     for field in ("stop", "bad_words", "extra_args"):
         try:
             msgspec.msgpack.encode(getattr(params, field))
         except UnicodeEncodeError:
             raise InvalidRequestError(f"{field} has text that is not valid Unicode.", field) from None
-        except OverflowError:
-            raise InvalidRequestError(f"{field} has a number beyond 64 bits.", field) from None

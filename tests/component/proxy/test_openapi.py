@@ -79,7 +79,7 @@ async def test_value_that_vllms_validators_trip_over_is_refused(
 async def test_what_the_wire_cannot_carry_is_refused(
     start: Start, field: str, value: Any, named: str
 ) -> None:
-    """Half of a surrogate pair, which JSON can escape, and a number beyond 64 bits."""
+    """Half of a surrogate pair, which JSON can escape, and a number beyond 64 bits, which vLLM refuses."""
     stack = await start()
     body = BASES["/v1/completions"] | {field: value}
     answer = await stack.http.post(

@@ -31,7 +31,7 @@ from kv_transfer.writer import HEARTBEAT_PREFIX, PushWriter, drain, prefill_peer
 
 logger = init_logger(__name__)
 
-_SWITCH_S = 0.0005
+_SWITCH_S = 0.0001
 
 
 class LockstepPushWorker(HandOffWorker, NixlPushConnectorWorker):

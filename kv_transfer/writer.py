@@ -93,8 +93,7 @@ class PushWriter:
 
     def step(self) -> None:
         """One round of the writer thread."""
-        for work in drain(self._outbox):
-            work()
+        self._work_off()
         for agent_name, notifs in self._worker.nixl_wrapper.get_new_notifs().items():
             for notif in notifs:
                 self._receive(agent_name, notif)
@@ -106,6 +105,11 @@ class PushWriter:
             self.steps.advance()
             self.do(self.prefill.tick(now))
             self.do(self.decode.tick(now))
+        self._work_off()
+
+    def _work_off(self) -> None:
+        for work in drain(self._outbox):
+            work()
 
     def poll_interval_s(self) -> float:
         with self.lock:

@@ -13,7 +13,7 @@ from bench.peers.environments import DYNAMO, laid_over
 from bench.peers.processes import Layout, Program
 from lockstep.cli.ports import PortPicker
 
-WORKER = Path(__file__).with_name("dynamo_worker.py")
+SITE = Path(__file__).with_name("dynamo_site")
 
 
 def disaggregated(directory: Path, ports: PortPicker, asleep: bool) -> Layout:
@@ -21,30 +21,24 @@ def disaggregated(directory: Path, ports: PortPicker, asleep: bool) -> Layout:
     store = directory / "store"
     store.mkdir()
     shared = {
-        **nixl_thread.environment(directory, asleep, laid_over(DYNAMO)),
-        **{"DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": str(store), "DYN_REQUEST_PLANE": "tcp"},
-        "DYN_EVENT_PLANE": "zmq",
+        **{"DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": str(store)},
+        **{"DYN_REQUEST_PLANE": "tcp", "DYN_EVENT_PLANE": "zmq"},
     }
-    frontend = (
-        sys.executable,
-        "-P",
-        "-m",
-        "dynamo.frontend",
-        "--http-host",
-        "127.0.0.1",
-        "--http-port",
-        str(port),
-    )
+    python = (sys.executable, "-P", "-m")
+    frontend = (*python, "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port))
+    packages = laid_over(DYNAMO)
+    engine = shared | nixl_thread.environment(directory, asleep, packages, SITE)
     workers = tuple(
         Program(
             mode,
             (
-                *(sys.executable, "-P", str(WORKER), *engines.PLAIN_FLAGS, "--disaggregation-mode", mode),
+                *(*python, "dynamo.vllm", *engines.PLAIN_FLAGS, "--disaggregation-mode", mode),
                 *engines.transfer_flags("NixlConnector", "kv_both"),
             ),
-            engines.environment(**shared, **engines.side_channel(ports), DYN_SYSTEM_PORT=str(ports.take())),
+            engines.environment(**engine, **engines.side_channel(ports), DYN_SYSTEM_PORT=str(ports.take())),
         )
         for mode in ("prefill", "decode")
     )
+    shared["PYTHONPATH"] = str(packages)
     programs = (Program("frontend", frontend, engines.environment(**shared)), *workers)
     return Layout(f"http://127.0.0.1:{port}", programs)

@@ -8,12 +8,25 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from openai import AsyncOpenAI
 from system.differential.answer import Answer, answer_all
 from system.differential.difference import differences
 from system.differential.groups import ALL, CONCURRENCY, FRONT_END_FLAGS, GROUPS
 from system.harness import Stack, complete_all, completion_body
 from system.prompts import prompts
 from system.servers import run_proxy
+
+TRIP = {
+    "type": "function",
+    "function": {
+        "name": "plan_trip",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+            "required": ["city"],
+        },
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +59,24 @@ def test_the_cases_are_what_they_claim(differential_reference: dict[str, Answer]
         (case.streams, differential_reference[case.name]["status"] == 200) for case in ALL
     )
     assert min(counts[streams, good] for streams in (False, True) for good in (False, True)) >= 25, counts
+
+
+async def test_openai_tools(url: str) -> None:
+    """A forced call, streamed and not alike, and the turn after it, which has the tool's answer."""
+    asked = [{"role": "user", "content": "Where to?"}]
+    request = {"model": "pico", "temperature": 0, "max_tokens": 80, "tools": [TRIP]}
+    forced = request | {"tool_choice": {"type": "function", "function": {"name": "plan_trip"}}}
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        whole = await client.chat.completions.create(**forced, messages=asked)
+        stream = await client.chat.completions.create(**forced, messages=asked, stream=True)
+        deltas = [call.function async for chunk in stream for call in chunk.choices[0].delta.tool_calls or ()]
+        (call,) = whole.choices[0].message.tool_calls
+        answered = {"role": "tool", "tool_call_id": call.id, "content": "booked"}
+        turns = [*asked, whole.choices[0].message.model_dump(exclude_none=True), answered]
+        after = await client.chat.completions.create(**request, messages=turns, tool_choice="none")
+    assert "".join(function.name or "" for function in deltas) == call.function.name == "plan_trip"
+    assert "".join(function.arguments or "" for function in deltas) == call.function.arguments != ""
+    assert after.choices[0].message.content
 
 
 async def test_rank_header_chooses_the_rank(stack: Stack) -> None:

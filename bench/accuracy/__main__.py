@@ -1,6 +1,6 @@
 """`python -m bench.accuracy`: lm-eval against plain vLLM, then Lockstep; exit code 1 unless they are equal.
 
-Both answer the same held-out tasks (perplexity, continuation, next line) with the same engine flags, one
+Both answer the same held-out tasks (perplexity, continuation, last word) with the same engine flags, one
 after the other, at concurrency 64.
 """
 

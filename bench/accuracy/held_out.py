@@ -1,4 +1,4 @@
-"""The held-out text and what is asked of it: passages, last words of lines, next lines to choose among.
+"""The held-out text and what is asked of it: passages, and last words of lines, to give or to choose.
 
 The text is this repository's own modules. pico was trained on Python's standard library alone, and which of
 its files were held out then depends on the Python that runs it (models/pico/pico_data.py); these never were
@@ -19,6 +19,7 @@ LINE_CHARACTERS = 30
 """At least, without indentation: of a line whose last word is asked for."""
 
 WORD_CHARACTERS = (3, 20)
+"""Fewest and most: of that word."""
 
 PREFIX_CHARACTERS = (16, 40, 90, 160, 250, 340, 480, 680, 850, 1000)
 """Before what is asked for, in turn: 6 to 400 tokens, so one to four blocks of 128."""
@@ -56,51 +57,52 @@ def passages(texts: list[str], size: Size) -> list[Document]:
 
 def endings(text: str, size: Size) -> list[Document]:
     """Text up to the last word of a line, and that word: {"prefix", "ending"}."""
-    lines = [(start, line) for start, line in _lines(text) if _has_last_word(line)]
-    documents = []
-    for number, (start, line) in enumerate(_spread(lines, size.endings)):
-        before, _, word = line.rpartition(" ")
-        # Without the space, which pico's tokens have in front of a word. lm-eval strips the answer.
-        documents.append({"prefix": _before(text, start + len(before), number), "ending": word})
-    return documents
+    words = _spread(list(_last_words(text)), size.endings)
+    return [
+        {"prefix": _before(text, end, number), "ending": word} for number, (end, word) in enumerate(words)
+    ]
 
 
-def next_lines(text: str, size: Size) -> list[Document]:
-    """Text up to a line, that line among others of the same text: {"prefix", "lines", "right"}."""
+def choices(text: str, size: Size) -> list[Document]:
+    """The same with that word among other last words: {"prefix", "words", "right"}."""
     rng = random.Random(SEED)
-    lines = [(start, line) for start, line in _lines(text) if len(line.strip()) >= WORD_CHARACTERS[0]]
-    others = sorted({line for _, line in lines})
+    words = list(_last_words(text))
+    others = sorted({word for _, word in words})
     documents = []
-    for number, (start, line) in enumerate(_spread(lines, size.choices)):
-        wrong = rng.sample([other for other in others if other != line], CHOICES - 1)
+    for number, (end, word) in enumerate(_spread(words, size.choices)):
+        wrong = rng.sample([other for other in others if other != word], CHOICES - 1)
         right = rng.randrange(CHOICES)
         documents.append(
             {
-                "prefix": _before(text, start, number),
-                "lines": [*wrong[:right], line, *wrong[right:]],
+                "prefix": _before(text, end, number),
+                "words": [*wrong[:right], word, *wrong[right:]],
                 "right": right,
             }
         )
     return documents
 
 
-def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Where each line that has a longest prefix before it starts, and the line without its end."""
+def _last_words(text: str) -> Iterator[tuple[int, str]]:
+    """Where the text before a last word ends, for the longest of the prefixes too, and the word.
+
+    The space between them is in neither: pico's tokens begin with it, and lm-eval strips answers.
+    """
     start = 0
     for line in text.splitlines(keepends=True):
-        if start >= max(PREFIX_CHARACTERS):
-            yield start, line.rstrip()
+        before, _, word = line.rstrip().rpartition(" ")
+        if start >= max(PREFIX_CHARACTERS) and len(line.strip()) >= LINE_CHARACTERS and _fits(word):
+            yield start + len(before), word
         start += len(line)
 
 
-def _has_last_word(line: str) -> bool:
-    low, high = WORD_CHARACTERS
-    return len(line.strip()) >= LINE_CHARACTERS and low <= len(line.rpartition(" ")[2]) <= high
+def _fits(word: str) -> bool:
+    fewest, most = WORD_CHARACTERS
+    return fewest <= len(word) <= most
 
 
-def _spread(lines: list[tuple[int, str]], count: int) -> list[tuple[int, str]]:
+def _spread(words: list[tuple[int, str]], count: int) -> list[tuple[int, str]]:
     """`count` of them, evenly over the text."""
-    return [lines[number * len(lines) // count] for number in range(count)]
+    return [words[number * len(words) // count] for number in range(count)]
 
 
 def _before(text: str, end: int, number: int) -> str:

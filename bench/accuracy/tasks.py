@@ -9,8 +9,8 @@ from bench.accuracy.held_out import Document, Size
 
 PERPLEXITY = "heldout_perplexity"
 CONTINUATION = "heldout_continuation"
-NEXT_LINE = "heldout_next_line"
-TASKS = (PERPLEXITY, CONTINUATION, NEXT_LINE)
+LAST_WORD = "heldout_last_word"
+TASKS = (PERPLEXITY, CONTINUATION, LAST_WORD)
 
 CONTINUATION_TOKENS = 32
 """Of every answer: the end of the line is judged, all of them are compared between the systems."""
@@ -23,7 +23,7 @@ def write(folder: Path, size: Size) -> None:
     documents: dict[str, list[Document]] = {
         PERPLEXITY: held_out.passages(passages, size),
         CONTINUATION: held_out.endings(lines, size),
-        NEXT_LINE: held_out.next_lines(lines, size),
+        LAST_WORD: held_out.choices(lines, size),
     }
     for task in TASKS:
         data = folder / f"{task}.jsonl"
@@ -82,12 +82,12 @@ _OWN: dict[str, dict[str, Any]] = {
         ],
         "metric_list": [_metric("exact_match", "mean", higher_is_better=True)],
     },
-    NEXT_LINE: {
+    LAST_WORD: {
         "output_type": "multiple_choice",
         "doc_to_text": "prefix",
-        "doc_to_choice": "lines",
+        "doc_to_choice": "words",
         "doc_to_target": "right",
-        "target_delimiter": "",
+        "target_delimiter": " ",
         "metric_list": [
             _metric("acc", "mean", higher_is_better=True),
             _metric("acc_norm", "mean", higher_is_better=True),

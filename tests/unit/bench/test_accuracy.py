@@ -31,9 +31,9 @@ def result(load_module: Any) -> Any:
     samples = {
         ("perplexity", 0): client.Sample("a", loglikelihoods=(-50_000.0,)),
         ("continuation", 0): client.Sample("b", text=" import json"),
-        ("next_line", 0): client.Sample("c", loglikelihoods=(-3.0, -9.5), greedy=(True, False)),
+        ("last_word", 0): client.Sample("c", loglikelihoods=(-3.0, -9.5), greedy=(True, False)),
     }
-    return client.Result({("perplexity", "bits_per_byte"): 1.25, ("next_line", "acc"): 0.5}, samples)
+    return client.Result({("perplexity", "bits_per_byte"): 1.25, ("last_word", "acc"): 0.5}, samples)
 
 
 def changed(result: Any, key: tuple[str, int], **values: Any) -> Any:
@@ -57,15 +57,15 @@ def test_prefixes_have_all_lengths(held_out: Any) -> None:
     assert {len(document["prefix"]) for document in documents} == set(held_out.PREFIX_CHARACTERS)
 
 
-def test_the_right_line_follows_its_prefix(held_out: Any) -> None:
+def test_the_right_word_follows_its_prefix(held_out: Any) -> None:
     """And it is among the others once only, at the place that is said."""
     text = held_out.package_text("kv_transfer")
-    documents = held_out.next_lines(text, held_out.QUICK)
+    documents = held_out.choices(text, held_out.QUICK)
     assert len(documents) == held_out.QUICK.choices
     for document in documents:
-        line = document["lines"][document["right"]]
-        assert document["prefix"] + line in text
-        assert len(set(document["lines"])) == held_out.CHOICES
+        word = document["words"][document["right"]]
+        assert f"{document['prefix']} {word}\n" in text
+        assert len(set(document["words"])) == held_out.CHOICES
     assert len({document["right"] for document in documents}) > 1
 
 
@@ -165,17 +165,17 @@ def test_rounding_is_no_difference(load_module: Any, result: Any) -> None:
     moved = -50_000.0 * (1 + 0.5 * comparison.LOGLIKELIHOOD_TOLERANCE)
     found = comparison.compare(result, changed(result, ("perplexity", 0), loglikelihoods=(moved,)))
     assert found.differences == []
-    assert found.furthest == pytest.approx(0.25)
+    assert found.furthest == pytest.approx(0.025)
 
 
 @pytest.mark.parametrize(
     ("key", "values"),
     [
-        (("next_line", 0), {"loglikelihoods": (-3.0, -9.501)}),
-        (("next_line", 0), {"loglikelihoods": (-3.0,)}),
-        (("next_line", 0), {"loglikelihoods": (-3.0, math.nan)}),
-        (("next_line", 0), {"greedy": (False, False)}),
-        (("perplexity", 0), {"loglikelihoods": (-50_005.0,)}),
+        (("last_word", 0), {"loglikelihoods": (-3.0, -9.501)}),
+        (("last_word", 0), {"loglikelihoods": (-3.0,)}),
+        (("last_word", 0), {"loglikelihoods": (-3.0, math.nan)}),
+        (("last_word", 0), {"greedy": (False, False)}),
+        (("perplexity", 0), {"loglikelihoods": (-50_000.1,)}),
         (("perplexity", 0), {"prompt": "z"}),
     ],
 )
@@ -200,10 +200,10 @@ def test_a_sample_of_one_system_only_is_a_difference(load_module: Any, result: A
 def test_figures_have_to_be_equal_too(load_module: Any, result: Any) -> None:
     """And a figure that only one system has is not."""
     comparison = load_module("comparison")
-    key = ("next_line", "acc")
+    key = ("last_word", "acc")
     other = dataclasses.replace(result, figures=result.figures | {key: 0.51})
     missing = dataclasses.replace(result, figures={k: v for k, v in result.figures.items() if k != key})
     for found in (comparison.compare(result, other), comparison.compare(result, missing)):
         (line,) = found.differences
-        assert line.startswith("next_line acc: ")
+        assert line.startswith("last_word acc: ")
         assert "**not equal**" in comparison.markdown(found)

@@ -22,6 +22,8 @@ def agent_class(stock: type[Any], progress_delay_us: int) -> type[Any]:
     class LockstepNixlAgent(stock):
         """`nixl_agent` whose config keeps our progress delay whatever `__init__` writes to it."""
 
+        _only_preparing = False
+
         def __init__(self, agent_name: str, nixl_conf: Any = None, instantiate_all: bool = False) -> None:
             # vLLM's writer thread and engine thread both call the agent; NIXL's default has no lock at all.
             if nixl_conf is not None and nixl_conf.sync_mode is None:
@@ -32,6 +34,19 @@ def agent_class(stock: type[Any], progress_delay_us: int) -> type[Any]:
         def make_prepped_xfer(self, operation: str, *sides: Any, notif_msg: bytes = b"", **rest: Any) -> Any:
             """Without vLLM's notice (push_worker.py `_xfer_blocks`): ours follows a request's last write."""
             return super().make_prepped_xfer(operation, *sides, **rest)
+
+        def transfer(self, handle: Any, *args: Any) -> str:
+            """Does nothing while `only_preparing` is open; then the handle is not in flight."""
+            return "PROC" if self._only_preparing else str(super().transfer(handle, *args))
+
+        @contextmanager
+        def only_preparing(self) -> Iterator[None]:
+            """While open, writes are made but not posted. For the one thread that posts any."""
+            self._only_preparing = True
+            try:
+                yield
+            finally:
+                self._only_preparing = False
 
     return LockstepNixlAgent
 

@@ -60,6 +60,12 @@ class PeerLinks:
             return
         self._with_peer((peer.engine_id, peer.host, peer.port, peer.tp_size), ready, failed)
 
+    def is_connected(self, engine_id: str) -> bool:
+        """Whether we shook hands with it, and may write to it."""
+        announced = self.announced is None or engine_id in self.announced
+        with self._worker._handshake_lock:
+            return announced and engine_id in self._worker._remote_agents
+
     def notify(self, engine_id: str, data: bytes) -> bool:
         """Send to every worker of the engine that we shook hands with; False if any send failed."""
         with self._worker._handshake_lock:

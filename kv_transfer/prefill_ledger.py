@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kv_transfer.notices import Ask, Cancel, DecodePeer, Registration
-from kv_transfer.push_plan import BlockIds, Chunk, GroupLayout, PushPlan
+from kv_transfer.push_plan import BlockIds, Chunk, GroupLayout, PushPlan, Span
 from kv_transfer.tombstones import Tombstones, same_token
 
 PUSHED = "pushed"
@@ -114,6 +114,18 @@ class PrefillLedger:
         """Whether decode has registered, so that blocks of the request are or will be written."""
         push = self._pushes.get(request_id)
         return push is not None and push.registration is not None
+
+    def foreseen(self, request_id: str, token: str, chunk: Chunk) -> tuple[Span, Registration] | None:
+        """What `computed` will have written of a chunk, as things are now. Changes nothing."""
+        push = self._pushes.get(request_id) or PushPlan(token, self._layout)
+        registered = (
+            [push.registration] if push.registration is not None else self._pending.get(request_id, [])
+        )
+        for registration in registered:
+            if same_token(registration.token, token):
+                span = push.foreseen(chunk, registration)
+                return None if span is None else (span, registration)
+        return None
 
     def computed(self, request_id: str, token: str, chunk: Chunk, now: float) -> list[Action]:
         """A step completed blocks of a running request; they stay valid until it ends or is preempted."""

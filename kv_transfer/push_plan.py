@@ -7,6 +7,7 @@ between the two sides, are written whole at the end, and vLLM pairs their blocks
 `_apply_prefix_caching`), which it can do for whole lists only.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -132,6 +133,15 @@ class PushPlan:
             return None
         self._writes[number] = False
         return Span(tuple(local for local, _ in pairs), tuple(remote for _, remote in pairs))
+
+    def foreseen(self, chunk: Chunk, registration: Registration) -> Span | None:
+        """What `take` will give, if nothing else happens, once the chunk is computed. Changes nothing."""
+        plan = copy.copy(self)
+        plan.registration = registration
+        plan._blocks = [list(have) for have in self._blocks]
+        plan._cursor, plan._writes = list(self._cursor), dict(self._writes)
+        plan.extend(chunk)
+        return None if plan.mismatched else plan.take(0)
 
     def wants(self, number: int) -> bool:
         """Whether the write may still be started."""

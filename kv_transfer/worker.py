@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from vllm import envs
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker import NixlBaseConnectorWorker
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.push_worker import NixlPushConnectorWorker
 from vllm.logger import init_logger
 
@@ -118,8 +119,8 @@ class LockstepPushWorker(HandOffWorker, NixlPushConnectorWorker):
         self._chunks = [
             (request_id, metadata.tokens[request_id], chunk) for request_id, chunk in metadata.chunks.items()
         ]
+        self._writer.foresee(self._chunks)
         self._first_tokens = dict(metadata.first_tokens)
-        self._push_writer_wake.set()
 
     def wait_for_save(self) -> None:
         """The step's forward passes have been launched; with V1 those of the drafter too.
@@ -168,6 +169,7 @@ class LockstepPushWorker(HandOffWorker, NixlPushConnectorWorker):
         now = time.monotonic()
         for request_id, token, chunk in chunks:
             self._writer.do(self._writer.prefill.computed(request_id, token, chunk, now))
+        self._writer.unforesee(chunks)
 
     def get_transfer_results(self) -> Any:
         receives = [
@@ -179,9 +181,9 @@ class LockstepPushWorker(HandOffWorker, NixlPushConnectorWorker):
                 self._recving_transfers.setdefault(result.request_id, [])
                 if result.payload:
                     self._payloads[result.request_id] = result.payload
-        results = super().get_transfer_results()
-        for _ in drain(self._evict_finished_inbox):
-            pass  # for vLLM's own writer loop; our ledger learns it from the writes themselves
+        # Not the push worker's: it wakes the writer thread, which then takes turns with this one for nothing,
+        # and what else it adds is about writes that our writer awaits itself.
+        results = NixlBaseConnectorWorker.get_transfer_results(self)
         if self._consumer:
             self._writer.peers.drop_lost()
         for request_id in drain(self._writer.to_release):
@@ -260,7 +262,7 @@ class LockstepPushWorker(HandOffWorker, NixlPushConnectorWorker):
         with self._sending_transfers_lock:
             failed = request_id in self._send_failures
             self._send_failures.discard(request_id)
-        self._writer.transfers.posted(handle, failed=failed)
+        self._writer.transfers.made(handle, failed=failed)
 
     def _ensure_handshake(
         self,

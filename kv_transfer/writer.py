@@ -33,7 +33,7 @@ from kv_transfer.notices import (
 )
 from kv_transfer.params import PrefillPeer
 from kv_transfer.peers import PeerLinks, Work
-from kv_transfer.push_plan import GroupLayout
+from kv_transfer.push_plan import Chunk, GroupLayout
 from kv_transfer.stall import Question
 from kv_transfer.step_queue import StepQueue
 from kv_transfer.transfers import Transfers
@@ -93,11 +93,9 @@ class PushWriter:
 
     def step(self) -> None:
         """One round of the writer thread."""
-        self._work_off()
         for agent_name, notifs in self._worker.nixl_wrapper.get_new_notifs().items():
             for notif in notifs:
                 self._receive(agent_name, notif)
-        self._settle_writes()
         if not self._consumer:
             self.peers.drop_lost()
         now = time.monotonic()
@@ -105,6 +103,8 @@ class PushWriter:
             self.steps.advance()
             self.do(self.prefill.tick(now))
             self.do(self.decode.tick(now))
+        self._work_off()
+        self._settle_writes()
         self._work_off()
 
     def _work_off(self) -> None:
@@ -137,9 +137,12 @@ class PushWriter:
                     notice = Completed(action.request_id, token, self._world_size, action.payload)
                     self._enqueue(_bind(self._send_to_decode, action.registration.peer, notice))
                 case prefill_ledger.Release():
-                    if action.reason != prefill_ledger.PUSHED:
+                    if action.reason == prefill_ledger.PUSHED:
+                        # Behind the notice: the engine that it wakes would take turns with this thread.
+                        self._enqueue(_bind(self._tell, self.to_release, action.request_id))
+                    else:
                         self._counters.add_reason("released", action.reason)
-                    self._tell(self.to_release, action.request_id)
+                        self._tell(self.to_release, action.request_id)
                 case prefill_ledger.Warn():
                     warning = Failing(action.request_id, action.token, action.reason)
                     self._enqueue(_bind(self._send_to_decode, action.peer, warning))
@@ -168,6 +171,22 @@ class PushWriter:
             if not question.allocated or self.decode.may_be_revoked(question.request_id):
                 self._counters.add("questions_sent")
                 self._enqueue(_bind(self._send_question, question))
+
+    def foresee(self, chunks: Iterable[tuple[str, str, Chunk]]) -> None:
+        """Prefill computes these, each (request_id, token, chunk), now: get their writes ready meanwhile."""
+
+        def prepare(request_id: str, token: str, chunk: Chunk) -> None:
+            with self.lock:
+                foreseen = self.prefill.foreseen(request_id, token, chunk)
+            if foreseen is not None and self.peers.is_connected(foreseen[1].peer.engine_id):
+                self.transfers.prepare(request_id, *foreseen)
+
+        for chunk in chunks:
+            self._enqueue(_bind(prepare, *chunk))
+
+    def unforesee(self, chunks: Iterable[tuple[str, str, Chunk]]) -> None:
+        """They are computed, and the writes of those that were to be written are enqueued."""
+        self._enqueue(_bind(self.transfers.drop_prepared, [request_id for request_id, *_ in chunks]))
 
     def has_news(self) -> bool:
         """Whether there is something for the engine thread to take."""

@@ -141,6 +141,12 @@ class Engine:
         return len(self.workers[0].connector_worker._writer.transfers)
 
     @property
+    def prepared(self) -> int:
+        """Writes that the first TP rank's worker has made and not posted."""
+        assert self.workers[0].connector_worker is not None
+        return len(self.workers[0].connector_worker._writer.transfers._prepared)
+
+    @property
     def outstanding(self) -> bool:
         """Whether the first TP rank's worker, on prefill, knows of a push."""
         assert self.workers[0].connector_worker is not None
@@ -292,7 +298,8 @@ class Pair:
     def idle(self) -> bool:
         """Neither side holds a block or remembers a request."""
         engines = (self.prefill, self.decode)
-        return not any(engine.scheduler.has_requests() or engine.kv_usage for engine in engines)
+        held = any(engine.scheduler.has_requests() or engine.kv_usage for engine in engines)
+        return not held and not self.prefill.prepared
 
     def close(self) -> None:
         self.prefill.close()

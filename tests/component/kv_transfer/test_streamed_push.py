@@ -94,6 +94,64 @@ def test_long_prompt_is_written_while_it_is_computed(pair: Pair) -> None:
     assert pair.decode.holds_kv_of(request)
 
 
+def test_a_write_is_made_while_its_step_runs(pair: Pair) -> None:
+    """What is written once the step has run was made before; each write is made once."""
+    push_of(pair, new_prompt(20))  # both engines know each other
+    prompt = new_prompt(2 * STEP_TOKENS)
+    request_id = next(_ids)
+    request = pair.add_decode(request_id, prompt)
+    pair.decode.step()
+    pair.wait(lambda: pair.prefill.outstanding)
+    pair.add_prefill(request_id, prompt)
+    worker: Any = pair.prefill.workers[0].connector_worker
+    prepared: list[int] = []
+    compute = worker.wait_for_save
+
+    def look_and_compute() -> None:
+        pair.wait(lambda: pair.prefill.prepared == 1)
+        prepared.append(pair.prefill.writing)
+        compute()
+
+    made = worker.nixl_wrapper.make_prepped_xfer
+    with (
+        mock.patch.object(worker, "wait_for_save", look_and_compute),
+        mock.patch.object(worker.nixl_wrapper, "make_prepped_xfer", side_effect=made) as making,
+    ):
+        for _ in range(2):
+            pair.prefill.step()
+            pair.wait(lambda: not pair.prefill.writing and not pair.prefill.prepared)
+    pair.wait(lambda: pair.decode.received > 1)
+    assert prepared == [0, 0]
+    assert making.call_count == 2
+    assert pair.decode.holds_kv_of(request)
+
+
+def test_a_prepared_write_that_is_not_wanted_is_given_back(pair: Pair) -> None:
+    """Decode gives the request up while the step runs: nothing is written, no handle stays."""
+    push_of(pair, new_prompt(20))
+    request_id = next(_ids)
+    prompt = new_prompt(STEP_TOKENS)
+    pair.add_decode(request_id, prompt)
+    pair.decode.step()
+    pair.wait(lambda: pair.prefill.outstanding)
+    pair.add_prefill(request_id, prompt)
+    worker: Any = pair.prefill.workers[0].connector_worker
+    compute = worker.wait_for_save
+
+    def give_up_and_compute() -> None:
+        pair.wait(lambda: pair.prefill.prepared == 1)
+        pair.decode.abort(request_id)
+        pair.decode.step()
+        pair.wait(lambda: not pair.prefill.outstanding)
+        compute()
+
+    pushed = counted(pair, "pushed_chunks")
+    with mock.patch.object(worker, "wait_for_save", give_up_and_compute):
+        pair.prefill.step()
+    pair.until(lambda: pair.idle)
+    assert counted(pair, "pushed_chunks") == pushed
+
+
 def test_last_chunk_needs_no_further_step_of_prefill(pair: Pair) -> None:
     """Prefill's engine may be busy with others: the KV is whole and decode told without its next step."""
     prompt = new_prompt(70)

@@ -70,7 +70,14 @@ class Pushes(RuleBasedStateMachine):
         new = tuple(self._fill(request_id, start + index) for index in range(min(num_new, left)))
         prefill.blocks += new
         chunk = Chunk((start,), (new,), last=len(prefill.blocks) == prefill.num_blocks)
-        self._do(self.ledger.computed(request_id, TOKEN, chunk, self.now))
+        foreseen = self.ledger.foreseen(request_id, TOKEN, chunk)
+        actions = self.ledger.computed(request_id, TOKEN, chunk, self.now)
+        writes = [action for action in actions if isinstance(action, Write)]
+        if writes or self.now < 40.0:  # past a registration's deadline nothing is written
+            assert [(write.local_block_ids, write.remote_block_ids) for write in writes[:1]] == [
+                (one[0].local, one[0].remote) for one in [foreseen] if one is not None
+            ]
+        self._do(actions)
 
     @rule(request_id=request_ids)
     def compute_and_start(self, request_id: str) -> None:

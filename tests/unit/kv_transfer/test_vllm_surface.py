@@ -3,6 +3,7 @@
 import ast
 import inspect
 import queue
+import re
 import textwrap
 from collections.abc import Callable
 from typing import Any
@@ -183,7 +184,6 @@ def test_worker_state() -> None:
         "_send_failures",
         "_sending_transfers_lock",
         "_pending_completion_notifs",
-        "_evict_finished_inbox",
         "_push_writer_wake",
         "_push_writer_stop",
         "_invalid_block_ids",
@@ -273,6 +273,16 @@ def test_the_notice_of_a_write_can_be_left_out() -> None:
     assert inspect.signature(nixl_agent.make_prepped_xfer).parameters["notif_msg"].default == b""
 
 
+def test_a_write_can_be_made_and_not_posted() -> None:
+    """vLLM makes a handle, posts it by itself and returns it whatever NIXL says: the post can wait."""
+    from nixl._api import nixl_agent
+
+    posting = source(NixlPushConnectorWorker._xfer_blocks).split("make_prepped_xfer")[1]
+    assert "self.nixl_wrapper.transfer(handle)\n" in posting
+    assert "return handle" in posting
+    assert parameters(nixl_agent.transfer) == ["self", "handle", "notif_msg"]
+
+
 def test_notification_prefixes() -> None:
     """What tells registrations and heartbeats from completions."""
     assert PUSH_REG_NOTIF_PREFIX == b"PUSH_REG:"
@@ -323,9 +333,25 @@ def test_nixl_agent_hard_codes_the_progress_delay() -> None:
     assert hasattr(nixl_thread_sync_t, "NIXL_THREAD_SYNC_STRICT")
 
 
+def test_push_worker_adds_to_results_what_we_do_without() -> None:
+    """A wake of the writer thread and the ends of its own writes, of which ours has none."""
+    assert NixlPushConnectorWorker.__bases__ == (NixlBaseConnectorWorker,)
+    added = source(NixlPushConnectorWorker.get_transfer_results)
+    assert set(re.findall(r"self\.(\w+)", added)) == {
+        "_push_writer_wake",
+        "_sending_transfers",
+        "_sending_transfers_lock",
+        "_pop_done_transfers",
+        "_send_failures",
+        "_reqs_to_send",
+        "_reqs_to_process",
+        "consumer_notification_counts_by_req",
+        "_evict_finished_inbox",
+    }
+
+
 def test_inboxes_are_queues() -> None:
-    """The inboxes of vLLM's worker that we drain and fill are `queue.Queue`."""
-    assert "self._evict_finished_inbox: queue.Queue" in source(NixlPushConnectorWorker.__init__)
+    """The inbox of vLLM's worker that we fill is a `queue.Queue`."""
     assert "self._invalid_block_ids: queue.Queue" in source(NixlBaseConnectorWorker.__init__)
     assert issubclass(queue.Empty, Exception)
 

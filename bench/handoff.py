@@ -9,9 +9,10 @@ Prints medians and means, and exits with 1 where the answers differ from each ot
 where the first decode step gives no more than 1.5 tokens, or where the client's first token comes later than
 1.1 times prefill's.
 
-Then the same prompts go to a second pair of nodes that step while they only wait for KV, as vLLM's do, and
-the stages of the hand-over are shown for both (`handoff_stages.py`, `observer/stages_plugin.py`): what is
-neither wire nor model nor a running step has to fall to a third.
+Then the same prompts go to a second pair of nodes that step while they only wait for KV, and whose writer
+threads look each millisecond and when a step wakes them, as vLLM's do. The stages of the hand-over are shown
+for both (`handoff_stages.py`, `observer/stages_plugin.py`): what is neither wire nor model nor a running step
+has to fall to a third.
 """
 
 import argparse
@@ -70,8 +71,9 @@ def run_pair(
     for directory in (proxy_dir, stack_dir):
         directory.mkdir(parents=True)
     flags = [f"--{role}-arg=--park={park}" for role in ("prefill", "decode")]
+    stepping = {stages_plugin.STEPPING_ENV: "1"} if park == "off" else {}
     with (
-        observed(scratch / "observed", stages_plugin) as stages,
+        observed(scratch / "observed", stages_plugin, stepping) as stages,
         run_stack(stack_dir, "--decode-ranks", str(ranks), *flags) as stack,
         run_proxy([stack.prefill], [stack.decode], proxy_dir, "--hand-off", "off") as off_url,
     ):

@@ -2,9 +2,9 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 
 from bench.harness import write_vllm_plugin
 from bench.observer import plugin as agreement_plugin
@@ -13,12 +13,21 @@ DISTRIBUTION = "lockstep_bench_observer"
 
 
 @contextlib.contextmanager
-def observed(directory: Path, plugin: ModuleType = agreement_plugin) -> Iterator[Path]:
-    """Have every engine that is started inside write what the plugin notes; yields where."""
+def observed(
+    directory: Path,
+    plugin: ModuleType = agreement_plugin,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Path]:
+    """Have every engine that is started inside write what the plugin notes; yields where.
+
+    `environment`: what else the plugin reads.
+    """
     site, records = directory / "site", directory / "records"
     records.mkdir(parents=True)
     write_vllm_plugin(site, DISTRIBUTION, Path(plugin.__file__).read_text())
-    old = {name: os.environ.get(name) for name in ("PYTHONPATH", plugin.DIRECTORY_ENV)}
+    names = ("PYTHONPATH", plugin.DIRECTORY_ENV, *environment)
+    old = {name: os.environ.get(name) for name in names}
+    os.environ.update(environment)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(site), old["PYTHONPATH"])))
     os.environ[plugin.DIRECTORY_ENV] = str(records)
     try:

@@ -24,6 +24,11 @@ import time
 from typing import Any
 
 DIRECTORY_ENV = "STAGE_OBSERVER_DIR"
+STEPPING_ENV = "STAGE_OBSERVER_STEPPING"
+"""Set: the connector's writer works as vLLM's does, each millisecond and when a step wakes it."""
+
+POLL_INTERVAL_S = 0.001
+"""vLLM's (push_worker.py `_PUSH_WRITER_POLL_INTERVAL_MS`)."""
 
 _file: list[int] = []
 _posting: list[str] = []
@@ -46,6 +51,8 @@ def register() -> None:
     from kv_transfer.peers import PeerLinks
     from kv_transfer.prefill_ledger import PrefillLedger
     from kv_transfer.transfers import Transfers
+    from kv_transfer.worker import LockstepPushWorker
+    from kv_transfer.writer import PushWriter
 
     def telling(_: Any, engine_id: str, data: bytes) -> None:
         if not data.startswith(PUSH_REG_NOTIF_PREFIX):
@@ -53,6 +60,8 @@ def register() -> None:
             if isinstance(notice, Completed):
                 _note("telling", notice.request_id)
 
+    if STEPPING_ENV in os.environ:
+        _step_as_vllm(PushWriter, LockstepPushWorker)
     _before(HandOffWorker, "hand_over", lambda _, request_ids, *args: _note("sampled", *request_ids))
     _after(PrefillLedger, "computed", lambda _, request_id, *args: _note("staged", request_id))
     _before(Transfers, "post", lambda _, write: _posting.append(write.request_id))
@@ -66,6 +75,20 @@ def register() -> None:
     _after(GPUModelRunner, "sample_tokens", _step_ends)
     _before(Worker, "execute_dummy_batch", _dummy_starts)
     _after(Worker, "execute_dummy_batch", _dummy_ends)
+
+
+def _step_as_vllm(writer: Any, worker: Any) -> None:
+    """Take back what Lockstep adds: writes made ahead, sooner looks, steps that leave the writer alone."""
+    if writer.foresee is _nothing_foreseen:
+        return
+    look_again_s = writer.poll_interval_s
+    writer.poll_interval_s = lambda self: max(POLL_INTERVAL_S, look_again_s(self))
+    writer.foresee = _nothing_foreseen
+    _before(worker, "get_transfer_results", lambda self: self._push_writer_wake.set())
+
+
+def _nothing_foreseen(*args: Any) -> None:
+    pass
 
 
 def _before(owner: type, name: str, look: Any) -> None:

@@ -154,21 +154,21 @@ def shapes(count: int) -> list[dict[str, Any]]:
     return [completion_body(prompt, max_tokens=1) for prompt in prompts(lengths, seed=72)]
 
 
-def measure(plan: Plan) -> dict[str, Any]:
+def measure(plan: Plan, place: Path) -> dict[str, Any]:
+    """`place` gets the logs."""
     bodies = [
         completion_body(prompt, max_tokens=MAX_TOKENS, ignore_eos=True)
         for prompt in prompts(LENGTHS, seed=61)
     ]
-    with tempfile.TemporaryDirectory() as place:
-        (Path(place) / "plain").mkdir()
-        with run_reference(Path(place) / "plain", "--max-model-len", SERVED_CONTEXT) as url:
-            answers = asyncio.run(complete_all(url, bodies, concurrency=8))
-        load_answers = [answer["choices"][0]["token_ids"] for answer in answers]
-        with running(Path(place)) as cluster:
-            asyncio.run(complete_all(cluster.url, shapes(plan.shapes), concurrency=6))
-            result = asyncio.run(soak(cluster, Load(cluster.url, bodies, load_answers, seed=1), plan))
-            cluster.stack.wait_idle(timeout_s=60)
-            result["held"] = cluster.held()
+    (place / "plain").mkdir(parents=True)
+    with run_reference(place / "plain", "--max-model-len", SERVED_CONTEXT) as url:
+        answers = asyncio.run(complete_all(url, bodies, concurrency=8))
+    load_answers = [answer["choices"][0]["token_ids"] for answer in answers]
+    with running(place) as cluster:
+        asyncio.run(complete_all(cluster.url, shapes(plan.shapes), concurrency=6))
+        result = asyncio.run(soak(cluster, Load(cluster.url, bodies, load_answers, seed=1), plan))
+        cluster.stack.wait_idle(timeout_s=60)
+        result["held"] = cluster.held()
     return result
 
 
@@ -177,6 +177,7 @@ def show(result: dict[str, Any]) -> None:
         print(f"{end:<40}{count:>8}")
     print(f"{'slowest request, s':<40}{result['slowest_s']:>8.1f}")
     print(f"{'kills':<40}{len(result['restarts_s']):>8}")
+    print(f"{'slowest restart, s':<40}{max(result['restarts_s'], default=0):>8.1f}")
     for name, (mib, growth) in sorted(result["memory"].items()):
         print(f"{mib:>8} MiB {growth:>+7.1%}  {name}")
 
@@ -187,8 +188,10 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was counted there too")
     parser.add_argument("--quick", action="store_true", help="two and a half minutes instead of ten")
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep what the processes write there")
     args = parser.parse_args()
-    result = measure(QUICK if args.quick else FULL)
+    with tempfile.TemporaryDirectory() as name:
+        result = measure(QUICK if args.quick else FULL, (args.logs or Path(name)).resolve())
     show(result)
     if args.json:
         args.json.write_text(json.dumps(result, indent=2))

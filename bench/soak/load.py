@@ -16,6 +16,8 @@ DEADLINE_S = 60.0
 """Of one request; every wait of the product ends before."""
 ABORT_WITHIN_S = 2.0
 """About as long as an answer takes, so that every stage of a request is hit."""
+PAUSE_WITHIN_S = 2.0
+"""Between two requests of a client: a node that starts again needs a share of the cores."""
 
 
 class Load:
@@ -55,6 +57,7 @@ class Load:
             end = await self._one_request(client, body, answer, patience_s)
             self.ends[end] += 1
             self.slowest_s = max(self.slowest_s, time.monotonic() - began_s)
+            await asyncio.sleep(self._random.uniform(0, PAUSE_WITHIN_S))
 
     async def _one_request(
         self, client: httpx.AsyncClient, body: dict[str, Any], answer: list[int], patience_s: float | None

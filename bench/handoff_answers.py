@@ -14,7 +14,7 @@ from bench.harness import Stream, stream_completion
 
 Figures = dict[str, dict[str, float]]
 
-_LOGGED = re.compile(r"prefilled_ms=(?P<prefilled>[\d.]+) first_token_ms=(?P<first>[\d.]+)")
+_LOGGED = re.compile(r"prefilled_ms=([\d.]+)")
 
 
 @dataclass
@@ -33,11 +33,10 @@ class Answer(Stream):
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """What one proxy gave. `prefilled_ms` and `first_ms`: by its own log, from arrival."""
+    """What one proxy gave. `prefilled_ms`: when it heard of it, by its own log, from arrival."""
 
     answers: list[Answer]
     prefilled_ms: list[float]
-    first_ms: list[float]
     from_prefill: bool
     """Whether the first token is prefill's, and the second output decode's first step."""
 
@@ -55,11 +54,13 @@ class Mode:
         """Of one of the answers' times."""
         return 1000 * statistics.median(getattr(answer, name) for answer in self.answers)
 
-    @property
-    def ttft_share(self) -> float:
-        """First token at the proxy's front end over "prefill sampled", both from arrival; the median."""
-        pairs = zip(self.first_ms, self.prefilled_ms, strict=True)
-        return statistics.median(first / prefilled for first, prefilled in pairs)
+    def ttft_share(self, sampled_at: Sequence[float]) -> float:
+        """Client TTFT over the time from the client's request until prefill's engine had sampled, the median.
+
+        `sampled_at`: the latter for each answer, on the machine's monotonic clock.
+        """
+        pairs = zip(self.answers, sampled_at, strict=True)
+        return statistics.median(answer.ttft_s / (at - answer.asked_s) for answer, at in pairs)
 
 
 async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
@@ -82,10 +83,9 @@ async def measure(urls: Sequence[str], bodies: Sequence[dict[str, Any]]) -> list
     return answers
 
 
-def logged(log: Path, count: int) -> tuple[list[float], list[float]]:
-    """(prefilled_ms, first_token_ms) of the last `count` choices of a proxy's log."""
-    found = _LOGGED.findall(log.read_text())[-count:]
-    return [float(prefilled) for prefilled, _ in found], [float(first) for _, first in found]
+def logged(log: Path, count: int) -> list[float]:
+    """prefilled_ms of the last `count` choices of a proxy's log."""
+    return [float(prefilled) for prefilled in _LOGGED.findall(log.read_text())[-count:]]
 
 
 def report(on: Mode, off: Mode) -> Figures:
@@ -96,13 +96,12 @@ def report(on: Mode, off: Mode) -> Figures:
         ("client TTFT, ms, median", on.median_ms("ttft_s"), off.median_ms("ttft_s")),
         ("whole answer, ms, median", on.median_ms("total_s"), off.median_ms("total_s")),
         (
-            "prefill sampled after arrival, ms, median",
+            "proxy knows prefill's token after, ms, median",
             statistics.median(on.prefilled_ms),
             statistics.median(off.prefilled_ms),
         ),
-        ("first token / prefill sampled, median", on.ttft_share, off.ttft_share),
     ]
-    print(f"{'':<44}{'on':>10}{'off':>10}")
+    print(f"{'':<46}{'on':>10}{'off':>10}")
     for name, with_it, without in rows:
-        print(f"{name:<44}{with_it:>10.2f}{without:>10.2f}")
+        print(f"{name:<46}{with_it:>10.2f}{without:>10.2f}")
     return {name: {"on": with_it, "off": without} for name, with_it, without in rows}

@@ -60,8 +60,17 @@ def test_quick_leaves_the_other_systems_out(handoff: Any, tmp_path: Path) -> Non
 def test_idle_time_has_to_fall_to_a_third(handoff: Any, answers: Any) -> None:
     """Of the stages that were measured; without them nothing is said of it."""
     answer = answers.Answer(token_ids=[5, 6, 7], chunk_sizes=[1, 2])
-    on = answers.Mode([answer], [10.0], [10.0], from_prefill=True)
+    on = answers.Mode([answer], [10.0], from_prefill=True)
     for idle_ms, found in ((3.0, []), (5.0, ["0.50 of the idle time is left"])):
         stages = {"stepping": {"idle": 10.0}, "parked": {"idle": idle_ms}}
-        assert handoff.problems(on, on, None, stages) == found
-    assert handoff.problems(on, on, [[5, 6, 7]], {}) == []
+        assert handoff.problems(on, on, 1.0, None, stages) == found
+    assert handoff.problems(on, on, 1.0, [[5, 6, 7]], {}) == []
+
+
+def test_client_ttft_is_held_against_prefills_engine(answers: Any) -> None:
+    """Both from the client's request on; the proxy's own times do not count."""
+    asked = [
+        answers.Answer(asked_s=number, ttft_s=ttft_s) for number, ttft_s in ((100.0, 0.11), (200.0, 0.3))
+    ]
+    mode = answers.Mode([*asked, answers.Answer(asked_s=300.0, ttft_s=0.12)], [], from_prefill=True)
+    assert mode.ttft_share([100.1, 200.1, 300.1]) == pytest.approx(1.2)

@@ -310,6 +310,35 @@ def test_failed_write_fails_decode_and_releases_prefill(pair: Pair) -> None:
     assert pair.prefill.counters["released"]["push_failed"] >= 1
 
 
+@pytest.mark.parametrize("prepared", [True, False])
+def test_a_write_that_nixl_does_not_take_is_a_failed_write(pair: Pair, prepared: bool) -> None:
+    """Whether it was made while the step ran or after it: both sides end at once, no handle stays."""
+    push_of(pair, new_prompt(20))  # both engines know each other
+    worker: Any = pair.prefill.workers[0].connector_worker
+    agent = worker.nixl_wrapper
+    refused: list[Any] = []
+
+    def refuse(handle: Any) -> str:
+        if agent._only_preparing:
+            return "PROC"
+        refused.append(handle)
+        raise RuntimeError("NIXL_ERR_BACKEND")
+
+    def not_foreseen(chunks: Any) -> None:
+        pass
+
+    released = pair.prefill.counters["released"].get("push_failed", 0)
+    with (
+        mock.patch.object(agent, "transfer", side_effect=refuse),
+        mock.patch.object(worker._writer, "foresee", worker._writer.foresee if prepared else not_foreseen),
+    ):
+        request_id = first_chunk_of(pair, new_prompt(STEP_TOKENS)).request_id
+        pair.until(lambda: request_id in pair.decode.failed, deadline_s=5)
+    pair.until(lambda: pair.idle, deadline_s=5)
+    assert len(refused) == 1
+    assert pair.prefill.counters["released"].get("push_failed", 0) == released + 1
+
+
 def test_decode_abort_in_mid_prompt_stops_the_writes(pair: Pair) -> None:
     """No chunk is written after the cancel, decode's blocks come back, prefill holds nothing at the end."""
     prompt = new_prompt(5 * STEP_TOKENS)

@@ -38,7 +38,7 @@ from bench.harness import prompts as text_prompts
 from bench.observer import stages_plugin
 from bench.observer.install import observed
 
-LENGTHS = (8, 32, 100, 128, 200, 256, 300, 400)
+LENGTHS = (32, 128, 256, 400, 512, 700, 1000, 1500)
 MAX_TOKENS = 32
 LEAST_FIRST_STEP_TOKENS = 1.5
 MOST_TTFT_SHARE = 1.1
@@ -59,9 +59,7 @@ def problems(
     if on.first_step_tokens <= LEAST_FIRST_STEP_TOKENS:
         found.append(f"decode's first step gives {on.first_step_tokens:.2f} tokens")
     if ttft_share > MOST_TTFT_SHARE:
-        found.append(
-            f"the client has its first token {ttft_share:.2f} times as late as prefill"
-        )
+        found.append(f"the client has its first token {ttft_share:.2f} times as late as prefill")
     if stages and (share := stages["parked"]["idle"] / stages["stepping"]["idle"]) > MOST_IDLE_SHARE:
         found.append(f"{share:.2f} of the idle time is left")
     return found

@@ -2,15 +2,17 @@
 
 import re
 import statistics
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from bench.harness import Stream, stream_completion
+from bench import sse_client
+from bench.harness import Stream
+
+TIMEOUT_S = 120.0
 
 Figures = dict[str, dict[str, float]]
 
@@ -21,14 +23,9 @@ _LOGGED = re.compile(r"prefilled_ms=([\d.]+)")
 class Answer(Stream):
     """One streamed answer. Its chunks are the engine's outputs, as they came; times are from `asked_s`."""
 
-    asked_s: float = field(default_factory=time.monotonic)
+    asked_s: float = 0.0
     ttft_s: float = 0.0
     total_s: float = 0.0
-
-    def take(self, data: str) -> None:
-        super().take(data)
-        if self.token_ids and not self.ttft_s:
-            self.ttft_s = time.monotonic() - self.asked_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +60,18 @@ class Mode:
         return statistics.median(answer.ttft_s / (at - answer.asked_s) for answer, at in pairs)
 
 
-async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
+async def ask(url: str, body: dict[str, Any]) -> Answer:
     """Read one answer to its end. Raises RuntimeError for one that ends with an error."""
-    answer = Answer()
-    await stream_completion(client, body, answer)
-    answer.total_s = time.monotonic() - answer.asked_s
+    host, port = httpx.URL(url).host, httpx.URL(url).port
+    assert port is not None
+    stream = await sse_client.stream(host, port, sse_client.post(body), TIMEOUT_S)
+    answer = Answer(
+        asked_s=stream.sent_s,
+        ttft_s=stream.first_event_s - stream.sent_s,
+        total_s=stream.last_event_s - stream.sent_s,
+    )
+    for data in stream.data():
+        answer.take(data.decode())
     if answer.error is not None:
         raise RuntimeError(f"a request failed: {answer.error}")
     return answer
@@ -78,8 +82,7 @@ async def measure(urls: Sequence[str], bodies: Sequence[dict[str, Any]]) -> list
     answers: list[list[Answer]] = [[] for _ in urls]
     for body in bodies:
         for url, taken in zip(urls, answers, strict=True):
-            async with httpx.AsyncClient(base_url=url, timeout=120) as client:
-                taken.append(await ask(client, body))
+            taken.append(await ask(url, body))
     return answers
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -77,8 +77,8 @@ class Stream(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def events(self) -> list[_Event]:
-        """Of the whole answer. Raises StreamError for one that is no stream, broke off, or has an error."""
+    def data(self) -> list[bytes]:
+        """What came in each event of the answer. Raises StreamError for no stream, or half of one."""
         head, _, body = bytes(self._received).partition(_END_OF_HEAD)
         if not head.startswith(b"HTTP/1.1 200"):
             raise StreamError(f"{head[:80]!r} {body[:200]!r}")
@@ -89,7 +89,11 @@ class Stream(asyncio.Protocol):
             raise StreamError(f"broke off after {len(lines)} events: {body[-200:]!r}")
         else:
             lines.pop()
-        events = [_decoder.decode(line) for line in lines]
+        return lines
+
+    def events(self) -> list[_Event]:
+        """Of the whole answer. Raises StreamError as `data` does, and for one with an error."""
+        events = [_decoder.decode(line) for line in self.data()]
         for event in events:
             if event.error is not None:
                 raise StreamError(str(event.error))
@@ -102,18 +106,15 @@ class Stream(asyncio.Protocol):
 
 def completion(prompt: Sequence[int] | str, max_tokens: int, path: str = "/v1/completions") -> bytes:
     """A streamed request for exactly so many tokens, as it goes over the socket."""
-    body = json.dumps(
-        {
-            "model": "pico",
-            "prompt": prompt,
-            "max_tokens": max_tokens,
-            "ignore_eos": True,
-            "temperature": 0,
-            "stream": True,
-        }
-    ).encode()
+    body = {"model": "pico", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0}
+    return post(body, path)
+
+
+def post(body: Mapping[str, Any], path: str = "/v1/completions") -> bytes:
+    """A streamed request as it goes over the socket."""
+    data = json.dumps({**body, "stream": True}).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
-    return f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
+    return f"{head}Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data
 
 
 async def stream(

@@ -1,11 +1,13 @@
 """The hand-off's benchmark: what it reads of a stream, what --quick leaves out, what it finds wrong."""
 
+import asyncio
+import contextlib
 import importlib
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -23,10 +25,26 @@ def answers(handoff: Any) -> Any:
     return importlib.import_module("bench.handoff_answers")
 
 
-def events(*events: dict[str, Any]) -> httpx.MockTransport:
-    """A server that streams these to whoever asks."""
+@contextlib.asynccontextmanager
+async def events(*events: dict[str, Any]) -> AsyncIterator[str]:
+    """A server that streams these to whoever asks; yields its URL."""
     text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
-    return httpx.MockTransport(lambda _: httpx.Response(200, text=text))
+    head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    closed = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"{head}{len(text):x}\r\n{text}\r\n0\r\n\r\n".encode())
+        with contextlib.suppress(ConnectionError):  # the client hangs up
+            await reader.read()
+            writer.close()
+            await writer.wait_closed()
+        closed.set()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await asyncio.wait_for(closed.wait(), 5)
 
 
 def chunk(*token_ids: int, finish_reason: str | None = None) -> dict[str, Any]:
@@ -35,19 +53,17 @@ def chunk(*token_ids: int, finish_reason: str | None = None) -> dict[str, Any]:
 
 async def test_an_answer_is_read_by_chunks_and_timed(answers: Any) -> None:
     """The first step of decode is told from prefill's token by the chunk that it came in."""
-    transport = events(chunk(5), chunk(6, 7, 8), chunk(9, finish_reason="length"))
-    async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as client:
-        answer = await answers.ask(client, {})
+    async with events(chunk(5), chunk(6, 7, 8), chunk(9, finish_reason="length")) as url:
+        answer = await answers.ask(url, {})
     assert (answer.token_ids, answer.chunk_sizes) == ([5, 6, 7, 8, 9], [1, 3, 1])
     assert 0 < answer.ttft_s <= answer.total_s
 
 
 async def test_an_answer_that_ends_with_an_error_is_no_measurement(answers: Any) -> None:
     """Half an answer would make the figures better."""
-    transport = events(chunk(5), {"error": {"code": 503}})
-    async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as client:
+    async with events(chunk(5), {"error": {"code": 503}}) as url:
         with pytest.raises(RuntimeError, match="503"):
-            await answers.ask(client, {})
+            await answers.ask(url, {})
 
 
 def test_quick_leaves_the_other_systems_out(handoff: Any, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Workers, hedges, traces and moved streams of a proxy that has two nodes on each side, on real engines."""
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
@@ -147,6 +148,17 @@ async def test_a_drained_node_moves_its_streams(
     assert after.token_ids == expected["queued-0"]
     assert said.count("drained, it exits") == 2
     assert re.search(r"attempt 1 ended while \w+: drained \(", log)
+    for node in leaving:
+        assert await exit_code(node) == 0
+
+
+async def exit_code(node: Node) -> int:
+    """Of a node that is about to exit, which is left for its starter to reap."""
+    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    await until(lambda: os.waitid(os.P_PID, node.pid, flags) is not None, f"{node.role} exits", timeout_s=60)
+    ended = os.waitid(os.P_PID, node.pid, flags)
+    assert ended is not None
+    return ended.si_status
 
 
 def drain(leaving: list[Node]) -> str:

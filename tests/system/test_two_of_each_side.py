@@ -15,7 +15,7 @@ import pytest
 from component.proxy.otlp_receiver import OtlpReceiver
 from prometheus_client.parser import text_string_to_metric_families
 from system.conftest import ReferenceRun
-from system.harness import Node, Stack, run_stack
+from system.harness import Node, Stack, run_stack, wait_until
 from system.scenarios.bodies import AT_THE_LIMIT, LONG, QUEUED
 from system.servers import run_node, run_proxy
 from system.streams import Stream, stream_completion
@@ -149,13 +149,13 @@ async def test_a_drained_node_moves_its_streams(
     assert said.count("drained, it exits") == 2
     assert re.search(r"attempt 1 ended while \w+: drained \(", log)
     for node in leaving:
-        assert await exit_code(node) == 0
+        assert await asyncio.to_thread(exit_code, node) == 0
 
 
-async def exit_code(node: Node) -> int:
+def exit_code(node: Node) -> int:
     """Of a node that is about to exit, which is left for its starter to reap."""
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-    await until(lambda: os.waitid(os.P_PID, node.pid, flags) is not None, f"{node.role} exits", timeout_s=60)
+    wait_until(lambda: os.waitid(os.P_PID, node.pid, flags) is not None, f"{node.role} exits", 60)
     ended = os.waitid(os.P_PID, node.pid, flags)
     assert ended is not None
     return ended.si_status

@@ -80,8 +80,8 @@ def run_pair(
         run_proxy([stack.prefill], [stack.decode], proxy_dir, "--hand-off", "off") as off_url,
     ):
         urls = (stack.url, off_url)
-        asyncio.run(measure(urls, bodies[:WARM_UPS]))
-        on, off = asyncio.run(measure(urls, bodies))
+        asyncio.run(measure(urls, bodies[:WARM_UPS], "warm-up"))
+        on, off = asyncio.run(measure(urls, bodies, "measured"))
         on_log = next(iter((stack_dir / "logs").glob("proxy*.log")))
         with_it = Mode(on, logged(on_log, len(bodies)), from_prefill=True)
         without = Mode(off, logged(proxy_dir / "proxy.log", len(bodies)), from_prefill=False)

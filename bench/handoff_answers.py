@@ -77,12 +77,15 @@ async def ask(url: str, body: dict[str, Any]) -> Answer:
     return answer
 
 
-async def measure(urls: Sequence[str], bodies: Sequence[dict[str, Any]]) -> list[list[Answer]]:
-    """Each body through each proxy, one at a time, the proxies in turn."""
+async def measure(urls: Sequence[str], bodies: Sequence[dict[str, Any]], salt: str) -> list[list[Answer]]:
+    """Each body through each proxy, one at a time, the proxies in turn.
+
+    None finds its prompt in a prefix cache: neither that of the other proxy nor one with another `salt`.
+    """
     answers: list[list[Answer]] = [[] for _ in urls]
     for body in bodies:
-        for url, taken in zip(urls, answers, strict=True):
-            taken.append(await ask(url, body))
+        for number, (url, taken) in enumerate(zip(urls, answers, strict=True)):
+            taken.append(await ask(url, body | {"cache_salt": f"{salt}-{number}"}))
     return answers
 
 

@@ -101,18 +101,12 @@ class NodeService(lockstep_pb2_grpc.NodeServicer):
         )
         self._registry.kv_blocks.greet(session.send)
         reader = asyncio.create_task(self._read(frames, session), name=f"session-{session.proxy_id}")
-        stuck = asyncio.create_task(session.stuck.wait(), name=f"stuck-{session.proxy_id}")
+        reader.add_done_callback(lambda _: session.end())
         try:
-            while True:
-                writer = asyncio.create_task(session.frames.get())
-                done, _ = await asyncio.wait({reader, stuck, writer}, return_when=asyncio.FIRST_COMPLETED)
-                if writer not in done:
-                    writer.cancel()
-                    break
-                yield writer.result()
+            while (frame := await session.next_frame()) is not None:
+                yield frame
         finally:
-            for task in (reader, stuck):
-                task.cancel()
+            reader.cancel()
             lost = self._registry.close(session)
             if lost and self._state.engine is not None:
                 logger.info("proxy %s is gone; aborting its %d requests", session.proxy_id, len(lost))

@@ -31,8 +31,8 @@ class ProxySession:
         self.proxy_id = proxy_id
         self.request_ids: set[str] = set()
         self._finished: OrderedDict[str, None] = OrderedDict()
-        self.frames: asyncio.Queue[pb.NodeFrame] = asyncio.Queue(MAX_QUEUED_FRAMES)
-        self.stuck = asyncio.Event()
+        self.stuck = False
+        self._frames: asyncio.Queue[pb.NodeFrame | None] = asyncio.Queue()
 
     def note_finished(self, request_id: str) -> None:
         """Remember an id that ended by itself: its KV blocks may still wait for a decode rank."""
@@ -46,12 +46,23 @@ class ProxySession:
 
     def send(self, frame: pb.NodeFrame) -> None:
         """Queue a frame; never waits, since one proxy must not hold up the others."""
-        try:
-            self.frames.put_nowait(frame)
-        except asyncio.QueueFull:
-            if not self.stuck.is_set():
-                logger.error("proxy %s does not read its stream; closing its session", self.proxy_id)
-            self.stuck.set()
+        if self.stuck:
+            return
+        if self._frames.qsize() >= MAX_QUEUED_FRAMES:
+            logger.error("proxy %s does not read its stream; closing its session", self.proxy_id)
+            self.stuck = True
+            self.end()
+        else:
+            self._frames.put_nowait(frame)
+
+    def end(self) -> None:
+        """Have `next_frame` end, once what was queued before is out or, where the proxy is stuck, at once."""
+        self._frames.put_nowait(None)
+
+    async def next_frame(self) -> pb.NodeFrame | None:
+        """Wait for the next one; None at the end."""
+        frame = await self._frames.get()
+        return None if self.stuck else frame
 
     def send_error(self, request_id: str, error: LockstepError) -> None:
         self.send(

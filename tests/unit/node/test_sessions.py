@@ -12,8 +12,10 @@ from lockstep.rpc.generated import lockstep_pb2 as pb
 
 def frames(session: ProxySession) -> list[pb.NodeFrame]:
     taken = []
-    while not session.frames.empty():
-        taken.append(session.frames.get_nowait())
+    while not session._frames.empty():
+        frame = session._frames.get_nowait()
+        assert frame is not None
+        taken.append(frame)
     return taken
 
 
@@ -98,12 +100,23 @@ async def test_a_dead_group_fails_every_request(registry: SessionRegistry) -> No
 
 
 async def test_a_proxy_that_does_not_read_is_marked_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its queue is bounded, so it cannot take the node's memory."""
+    """Its queue is bounded, so it cannot take the node's memory; nothing more is sent to it."""
     monkeypatch.setattr(sessions, "MAX_QUEUED_FRAMES", 2)
     session = ProxySession("a")
     for _ in range(2):
         session.send(pb.NodeFrame())
-    assert not session.stuck.is_set()
+    assert not session.stuck
+    for _ in range(3):
+        session.send(pb.NodeFrame())
+    assert session.stuck
+    assert session._frames.qsize() == 3
+    assert await session.next_frame() is None
+
+
+async def test_what_was_sent_before_the_end_goes_out() -> None:
+    """The proxy's own stream has ended, and an error that it caused is still for it."""
+    session = ProxySession("a")
     session.send(pb.NodeFrame())
-    assert session.stuck.is_set()
-    assert session.frames.qsize() == 2
+    session.end()
+    assert await session.next_frame() == pb.NodeFrame()
+    assert await session.next_frame() is None

@@ -96,8 +96,6 @@ class PushWriter:
         for agent_name, notifs in self._worker.nixl_wrapper.get_new_notifs().items():
             for notif in notifs:
                 self._receive(agent_name, notif)
-        if not self._consumer:
-            self.peers.drop_lost()
         now = time.monotonic()
         with self.lock:
             self.steps.advance()
@@ -105,6 +103,8 @@ class PushWriter:
             self.do(self.decode.tick(now))
         self._work_off()
         self._settle_writes()
+        if not self._consumer:
+            self.peers.drop_lost()  # so that decode can be told of the write that failed
         self._work_off()
 
     def _work_off(self) -> None:

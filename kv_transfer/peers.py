@@ -32,11 +32,19 @@ Work = Callable[[], None]
 class PeerLinks:
     """The connections of one NIXL worker. Every method but `drop_lost` is for the writer thread.
 
-    `consumer`: of a decode worker, which never writes.
+    `consumer`: of a decode worker, which never writes. `on_lost` gets each engine that is lost.
     """
 
-    def __init__(self, worker: Any, on_writer: Callable[[Work], None], *, consumer: bool) -> None:
+    def __init__(
+        self,
+        worker: Any,
+        on_writer: Callable[[Work], None],
+        on_lost: Callable[[str], None],
+        *,
+        consumer: bool,
+    ) -> None:
         self._worker = worker
+        self._on_lost = on_lost
         self._on_writer = on_writer
         self._consumer = consumer
         self.announced: frozenset[str] | None = None
@@ -54,7 +62,7 @@ class PeerLinks:
 
         An engine that was not announced could otherwise have us connect to whatever it names.
         """
-        if self.announced is not None and peer.engine_id not in self.announced:
+        if not self._is_announced(peer.engine_id):
             logger.warning("engine %s at %s:%d was not announced", peer.engine_id, peer.host, peer.port)
             failed()
             return
@@ -62,9 +70,7 @@ class PeerLinks:
 
     def is_connected(self, engine_id: str) -> bool:
         """Whether we shook hands with it, and may write to it."""
-        announced = self.announced is None or engine_id in self.announced
-        with self._worker._handshake_lock:
-            return announced and engine_id in self._worker._remote_agents
+        return self._is_announced(engine_id) and self._is_known(engine_id)
 
     def notify(self, engine_id: str, data: bytes) -> bool:
         """Send to every worker of the engine that we shook hands with; False if any send failed."""
@@ -87,6 +93,7 @@ class PeerLinks:
         A connection that broke stays broken until then, even if the process at the other end lives.
         """
         self._lost.put(engine_id)
+        self._on_lost(engine_id)
 
     def drop_lost(self) -> None:
         """Forget engines that were lost.
@@ -98,8 +105,7 @@ class PeerLinks:
             return
         busy = self._worker._engines_with_inflight_transfers()
         for engine_id in {self._lost.get_nowait() for _ in range(self._lost.qsize())}:
-            with self._worker._handshake_lock:
-                known = engine_id in self._worker._remote_agents
+            known = self._is_known(engine_id)
             if known and engine_id in busy:
                 self._lost.put(engine_id)  # a write to it may be in flight
             elif known:
@@ -125,6 +131,13 @@ class PeerLinks:
                 one()
 
         self._worker._handshake_initiation_executor.submit(probe)
+
+    def _is_announced(self, engine_id: str) -> bool:
+        return self.announced is None or engine_id in self.announced
+
+    def _is_known(self, engine_id: str) -> bool:
+        with self._worker._handshake_lock:
+            return engine_id in self._worker._remote_agents
 
     def _drop(self, engine_id: str) -> None:
         """vLLM still looks it up for receives that end later (base_worker.py `get_transfer_results`)."""

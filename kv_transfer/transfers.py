@@ -86,6 +86,10 @@ class Transfers:
             if (made := self._prepared.pop(request_id, None)) is not None:
                 self._release(request_id, made.handles)
 
+    def drop_prepared_to(self, engine_id: str) -> None:
+        """They would keep the engine from being connected anew, and are good for the old connection only."""
+        self.drop_prepared([rid for rid, made in self._prepared.items() if made.engine_id == engine_id])
+
     def post(self, write: Write) -> None:
         """Hand a write to NIXL; how it went comes out of `poll`."""
         posted_at = time.monotonic()

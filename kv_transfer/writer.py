@@ -77,8 +77,8 @@ class PushWriter:
             options.lockstep_registration_deadline_s, options.lockstep_cancel_ack_timeout_s
         )
         self.steps = StepQueue()
-        self.peers = PeerLinks(worker, self._enqueue, consumer=consumer)
         self.transfers = Transfers(worker)
+        self.peers = PeerLinks(worker, self._enqueue, self.transfers.drop_prepared_to, consumer=consumer)
         # For the engine thread: prefill's blocks to give back, and decode's receives that ended.
         self.to_release: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.receive_results: queue.SimpleQueue[decode_ledger.Fail | decode_ledger.Done] = queue.SimpleQueue()

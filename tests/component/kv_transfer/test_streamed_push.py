@@ -152,6 +152,42 @@ def test_a_prepared_write_that_is_not_wanted_is_given_back(pair: Pair) -> None:
     assert counted(pair, "pushed_chunks") == pushed
 
 
+def test_a_lost_connection_takes_its_prepared_writes_along(pair: Pair) -> None:
+    """They do not keep it from being made anew while the step runs; the KV goes over the new one."""
+    push_of(pair, new_prompt(20))  # both engines know each other
+    prompt = new_prompt(STEP_TOKENS)
+    request_id = next(_ids)
+    request = pair.add_decode(request_id, prompt)
+    pair.decode.step()
+    pair.wait(lambda: pair.prefill.outstanding)
+    pair.add_prefill(request_id, prompt)
+    worker: Any = pair.prefill.workers[0].connector_worker
+    compute = worker.wait_for_save
+
+    def lose_and_compute() -> None:
+        pair.wait(lambda: pair.prefill.prepared == 1)
+        (engine_id,) = worker._remote_agents
+        worker._writer._enqueue(lambda: worker._writer.peers.lost(engine_id))
+        pair.wait(lambda: engine_id not in worker._remote_agents)
+        assert not pair.prefill.prepared
+        compute()
+
+    before = pair.decode.received
+    with mock.patch.object(worker, "wait_for_save", lose_and_compute):
+        pair.prefill.step()
+    pair.wait(lambda: pair.decode.received > before)
+    assert pair.decode.holds_kv_of(request)
+
+
+def test_an_engine_step_wakes_no_writer_that_has_nothing_to_do(pair: Pair) -> None:
+    """Its thread would take turns with the engine's, once a step."""
+    for engine in (pair.prefill, pair.decode):
+        worker: Any = engine.workers[0].connector_worker
+        with mock.patch.object(worker._push_writer_wake, "set") as wake:
+            engine.step()
+        assert not wake.called
+
+
 def test_last_chunk_needs_no_further_step_of_prefill(pair: Pair) -> None:
     """Prefill's engine may be busy with others: the KV is whole and decode told without its next step."""
     prompt = new_prompt(70)

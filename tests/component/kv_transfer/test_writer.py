@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 from nixl._api import nixl_agent
@@ -12,8 +13,9 @@ from kv_transfer.agent import agent_class
 from kv_transfer.config import ConnectorOptions
 from kv_transfer.counters import KVCounters
 from kv_transfer.decode_ledger import Done, Fail
-from kv_transfer.notices import DecodePeer
+from kv_transfer.notices import DecodePeer, Registration
 from kv_transfer.params import PrefillPeer
+from kv_transfer.prefill_ledger import PUSHED, Complete, Release
 from kv_transfer.push_plan import GroupLayout
 from kv_transfer.writer import PushWriter, drain
 
@@ -172,6 +174,24 @@ def test_blocks_to_release_wake_the_engine(pair: Pair) -> None:
     pair.prefill.do(pair.prefill.prefill.finished(RID, ((1, 2),), TOKEN, time.monotonic()))
     assert told == ["released"]
     assert pair.prefill.has_news()
+
+
+def test_blocks_of_a_push_are_released_behind_its_notice(pair: Pair) -> None:
+    """Decode waits for the notice, and the engine that the release wakes would take turns with its sender."""
+    order: list[str] = []
+    notify = pair.prefill.peers.notify
+
+    def told(engine_id: str, data: bytes) -> bool:
+        order.append("told")
+        return notify(engine_id, data)
+
+    pair.prefill.on_news = lambda: order.append("released")
+    registration = Registration(RID, TOKEN, DECODE, ((),), (0,), (16,), float("inf"), {})
+    with mock.patch.object(pair.prefill.peers, "notify", side_effect=told):
+        pair.prefill.do([Complete(RID, registration, 0, 0.0), Release(RID, PUSHED)])
+        pair.prefill.step()
+    assert order == ["told", "released"]
+    assert list(drain(pair.prefill.to_release)) == [RID]
 
 
 def test_writer_looks_within_half_a_millisecond_where_the_engine_is_woken(pair: Pair) -> None:

@@ -27,9 +27,6 @@ DIRECTORY_ENV = "STAGE_OBSERVER_DIR"
 STEPPING_ENV = "STAGE_OBSERVER_STEPPING"
 """Set: the connector's writer works as vLLM's does, each millisecond and when a step wakes it."""
 
-POLL_INTERVAL_S = 0.001
-"""vLLM's (push_worker.py `_PUSH_WRITER_POLL_INTERVAL_MS`)."""
-
 _file: list[int] = []
 _posting: list[str] = []
 """The requests whose writes were posted, on the one thread that does it."""
@@ -81,8 +78,11 @@ def _step_as_vllm(writer: Any, worker: Any) -> None:
     """Take back what Lockstep adds: writes made ahead, sooner looks, steps that leave the writer alone."""
     if writer.foresee is _nothing_foreseen:
         return
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl import push_worker
+
     look_again_s = writer.poll_interval_s
-    writer.poll_interval_s = lambda self: max(POLL_INTERVAL_S, look_again_s(self))
+    shortest_s = push_worker._PUSH_WRITER_POLL_INTERVAL_MS / 1000
+    writer.poll_interval_s = lambda self: max(shortest_s, look_again_s(self))
     writer.foresee = _nothing_foreseen
     _before(worker, "get_transfer_results", lambda self: self._push_writer_wake.set())
 

@@ -41,6 +41,17 @@ def free_port() -> int:
         return port
 
 
+def scrape(url: str, name: str) -> Series:
+    """All series of one metric that a server's /metrics has, by their sorted labels."""
+    text = httpx.get(f"{url}/metrics", timeout=10).text
+    return {
+        tuple(sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
 @dataclass(frozen=True)
 class Node:
     """One node of the stack, as state.json names it."""
@@ -52,13 +63,7 @@ class Node:
 
     def metric(self, name: str) -> Series:
         """All series of one metric, by their sorted labels."""
-        text = httpx.get(f"{self.http_url}/metrics", timeout=10).text
-        return {
-            tuple(sorted(sample.labels.items())): sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.name == name
-        }
+        return scrape(self.http_url, name)
 
     def by_rank(self, name: str) -> dict[str, float]:
         """One value per rank, summed over the other labels."""

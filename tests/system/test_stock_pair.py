@@ -4,10 +4,8 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
-from system.harness import complete_all, completion_body
+from system.harness import complete_all, completion_body, scrape
 from system.prompts import prompts
 from system.stock_pair import Pair, Router, run_pair
 
@@ -37,13 +35,8 @@ async def _reference(pair: Pair, wanted: list[list[int]], max_tokens: int) -> li
 
 
 def _prompt_tokens_by_source(url: str) -> dict[str, float]:
-    text = httpx.get(f"{url}/metrics", timeout=10).text
-    return {
-        sample.labels["source"]: sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name == "vllm:prompt_tokens_by_source_total"
-    }
+    series = scrape(url, "vllm:prompt_tokens_by_source_total")
+    return {dict(labels)["source"]: value for labels, value in series.items()}
 
 
 def _grown(pair: Pair, before: dict[str, float]) -> dict[str, float]:

@@ -8,14 +8,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from component.proxy.otlp_receiver import OtlpReceiver
-from prometheus_client.parser import text_string_to_metric_families
 from system.conftest import ReferenceRun
-from system.harness import Node, Stack, run_stack, wait_until
+from system.harness import Node, Stack, run_stack, scrape, wait_until
 from system.scenarios.bodies import AT_THE_LIMIT, LONG, QUEUED
 from system.servers import run_node, run_proxy
 from system.streams import Stream, stream_completion
@@ -83,7 +81,7 @@ async def test_two_workers_serve_one_port(
             while {await asyncio.to_thread(serving) for _ in range(8)} != {"1", "2"}:
                 pass
         answers = await asyncio.gather(*(alone(number) for number in range(24)))
-        total = counter(url, "lockstep_proxy_requests_total")
+        total = sum(scrape(url, "lockstep_proxy_requests_total").values())
     assert answers == [expected[f"queued-{number % len(QUEUED)}"] for number in range(24)]
     assert total == 24
 
@@ -98,7 +96,7 @@ async def test_hedged_requests_are_answered_once(
             for room, body in AT_THE_LIMIT.items():
                 stream = await stream_completion(client, body)
                 assert (stream.token_ids, stream.done) == (expected[f"limit-{room}"], True)
-        hedges = counter(url, "lockstep_proxy_hedges_total")
+        hedges = sum(scrape(url, "lockstep_proxy_hedges_total").values())
     assert 0 < hedges <= len(AT_THE_LIMIT)
 
 
@@ -166,10 +164,3 @@ def drain(leaving: list[Node]) -> str:
     command = [str(Path(sys.executable).with_name("lockstep")), "drain", "--move"]
     command += [node.grpc_address for node in leaving]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
-
-
-def counter(url: str, name: str) -> float:
-    """Of the proxy's metric, over its labels."""
-    text: Any = httpx.get(f"{url}/metrics", timeout=30).text
-    families = text_string_to_metric_families(text)
-    return sum(sample.value for family in families for sample in family.samples if sample.name == name)

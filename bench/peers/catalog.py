@@ -31,10 +31,10 @@ PEERS = (
 CANDIDATES = (
     Candidate(LOCKSTEP, "Lockstep, 1 P + 1 D rank", ours.lockstep, disaggregated_peer=False),
     Candidate(PLAIN, "plain vLLM, one server", ours.plain, disaggregated_peer=False),
-    *(Candidate(key, name, partial(layout, asleep=False)) for key, name, layout in PEERS),
-    # What nobody gets without a patch: it takes the spinning thread out of the comparison.
+    *(Candidate(key, name, partial(layout, patched=False)) for key, name, layout in PEERS),
+    # What nobody gets without a patch: it takes out of the comparison what only few cores suffer from.
     *(
-        Candidate(f"{key}-asleep", f"{name}, patched", partial(layout, asleep=True))
+        Candidate(f"{key}-patched", f"{name}, patched", partial(layout, patched=True))
         for key, name, layout in PEERS
     ),
 )

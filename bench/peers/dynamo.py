@@ -8,7 +8,7 @@ Its engines are vLLM 0.31, which it was built for.
 import sys
 from pathlib import Path
 
-from bench.peers import engines, nixl_thread
+from bench.peers import engines, patch
 from bench.peers.environments import DYNAMO, laid_over
 from bench.peers.processes import Layout, Program
 from lockstep.cli.ports import PortPicker
@@ -16,7 +16,7 @@ from lockstep.cli.ports import PortPicker
 SITE = Path(__file__).with_name("dynamo_site")
 
 
-def disaggregated(directory: Path, ports: PortPicker, asleep: bool) -> Layout:
+def disaggregated(directory: Path, ports: PortPicker, patched: bool) -> Layout:
     port = ports.take()
     store = directory / "store"
     store.mkdir()
@@ -27,7 +27,7 @@ def disaggregated(directory: Path, ports: PortPicker, asleep: bool) -> Layout:
     python = (sys.executable, "-P", "-m")
     frontend = (*python, "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port))
     packages = laid_over(DYNAMO)
-    engine = shared | nixl_thread.environment(directory, asleep, packages, SITE)
+    engine = shared | patch.environment(directory, patched, packages, SITE)
     workers = tuple(
         Program(
             mode,

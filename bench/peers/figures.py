@@ -10,7 +10,7 @@ Data = dict[str, Any]
 LOCKSTEP = "lockstep"
 PLAIN = "plain"
 _ROUTERS = ("router-pull", "router-push", "smg", "dynamo")
-PEERS = (*_ROUTERS, *(f"{router}-asleep" for router in _ROUTERS))
+PEERS = (*_ROUTERS, *(f"{router}-patched" for router in _ROUTERS))
 """The disaggregated ones, as they come and patched; Lockstep is held against the best, figure by figure."""
 
 

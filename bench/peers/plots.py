@@ -28,8 +28,8 @@ LABELS = {
     "smg": "smg",
     "dynamo": "Dynamo",
 }
-PATCHED = "-asleep"
-"""Ends the keys of the peers whose NIXL thread our patch puts to sleep: the same colour, dashed."""
+PATCHED = "-patched"
+"""Ends the keys of the peers with our patch in their engines: the same colour, dashed."""
 
 ORDER = (*LABELS, *(key + PATCHED for key in LABELS))
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from bench.load import PICO
-from bench.peers import engines, nixl_thread
+from bench.peers import engines, patch
 from bench.peers.environments import SERVICER, SMG, laid_over
 from bench.peers.processes import Layout, Program
 from bench.proxy_peers import installed
@@ -18,9 +18,9 @@ from lockstep.cli.ports import PortPicker
 GRPC_SERVER = (sys.executable, "-P", "-m", "vllm.entrypoints.launchers.grpc_server")
 
 
-def grpc(directory: Path, ports: PortPicker, asleep: bool) -> Layout:
+def grpc(directory: Path, ports: PortPicker, patched: bool) -> Layout:
     port, prefill, decode = ports.take(), ports.take(), ports.take()
-    servicer = nixl_thread.environment(directory, asleep, laid_over(SERVICER))
+    servicer = patch.environment(directory, patched, laid_over(SERVICER))
     servers = tuple(
         Program(
             name,

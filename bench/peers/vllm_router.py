@@ -7,31 +7,31 @@ are refused with one server a side: "Power-of-two policy for decode requires at 
 
 from pathlib import Path
 
-from bench.peers import engines, nixl_thread
+from bench.peers import engines, patch
 from bench.peers.environments import ROUTER
 from bench.peers.processes import Layout, Program
 from bench.proxy_peers import installed
 from lockstep.cli.ports import PortPicker
 
 
-def pull(directory: Path, ports: PortPicker, asleep: bool) -> Layout:
+def pull(directory: Path, ports: PortPicker, patched: bool) -> Layout:
     """NixlConnector: decode reads the KV from prefill."""
-    return _layout("NixlConnector", directory, ports, asleep)
+    return _layout("NixlConnector", directory, ports, patched)
 
 
-def push(directory: Path, ports: PortPicker, asleep: bool) -> Layout:
+def push(directory: Path, ports: PortPicker, patched: bool) -> Layout:
     """NixlPushConnector behind the same router, which does not know it and passes on what prefill answers."""
-    return _layout("NixlPushConnector", directory, ports, asleep)
+    return _layout("NixlPushConnector", directory, ports, patched)
 
 
-def _layout(connector: str, directory: Path, ports: PortPicker, asleep: bool) -> Layout:
+def _layout(connector: str, directory: Path, ports: PortPicker, patched: bool) -> Layout:
     port, prefill, decode = ports.take(), ports.take(), ports.take()
     servers = tuple(
         engines.server(
             name,
             server_port,
             *engines.transfer_flags(connector, role),
-            extra={**engines.side_channel(ports), **nixl_thread.environment(directory, asleep)},
+            extra={**engines.side_channel(ports), **patch.environment(directory, patched)},
         )
         for name, server_port, role in (
             ("prefill", prefill, "kv_producer"),

@@ -174,14 +174,16 @@ def test_peers_run_without_anything_of_ours(load_module: Any, monkeypatch: pytes
     assert values["--max-num-seqs"] == "16"
 
 
-def test_nixl_thread_is_patched_only_where_asked(load_module: Any, tmp_path: Path) -> None:
-    """The patch is a vLLM plugin beside the peer's packages; without it vLLM loads no plugin at all."""
-    nixl_thread = load_module("nixl_thread")
-    assert nixl_thread.environment(tmp_path, False) == {}
-    assert nixl_thread.environment(tmp_path, False, Path("/peer")) == {"PYTHONPATH": "/peer"}
-    patched = nixl_thread.environment(tmp_path, True, Path("/peer"))
+def test_engines_are_patched_only_where_asked(load_module: Any, tmp_path: Path) -> None:
+    """The patches are vLLM plugins beside the peer's packages; without them vLLM loads no plugin at all."""
+    patch = load_module("patch")
+    assert patch.environment(tmp_path, False) == {}
+    assert patch.environment(tmp_path, False, Path("/peer")) == {"PYTHONPATH": "/peer"}
+    patched = patch.environment(tmp_path, True, Path("/peer"))
     assert patched["PYTHONPATH"] == f"/peer:{tmp_path / 'site'}"
-    assert (tmp_path / "site" / f"{patched['VLLM_PLUGINS']}.py").is_file()
+    names = patched["VLLM_PLUGINS"].split(",")
+    assert names == ["sleeping_progress", "kept_cores"]
+    assert all((tmp_path / "site" / f"{name}.py").is_file() for name in names)
 
 
 def test_every_candidate_has_a_key_of_its_own(load_module: Any) -> None:

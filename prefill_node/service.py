@@ -31,6 +31,10 @@ def apply_flags(args: AsyncEngineArgs, config: NodeConfig) -> None:
         _enable_kv_events(args)
     if current_platform.is_cpu():
         flags.default_compilation(args, cudagraph_mode=CUDAGraphMode.NONE)
+        if args.async_scheduling is None:
+            # A step is computed when `execute_model` returns: with two in flight, the tokens of each would
+            # wait until the next one is computed too (vllm/v1/engine/core.py:753).
+            args.async_scheduling = False
     elif current_platform.is_cuda() and args.worker_cls == "auto":
         args.worker_cls = GPU_WORKER
 

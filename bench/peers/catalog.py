@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.peers import dynamo, ours, smg, vllm_router
-from bench.peers.figures import LOCKSTEP, PLAIN
+from bench.peers.figures import LOCKSTEP, PATCHED, PLAIN
 from bench.peers.processes import Layout
 from lockstep.cli.ports import PortPicker
 
@@ -34,7 +34,7 @@ CANDIDATES = (
     *(Candidate(key, name, partial(layout, patched=False)) for key, name, layout in PEERS),
     # What nobody gets without a patch: it takes out of the comparison what only few cores suffer from.
     *(
-        Candidate(f"{key}-patched", f"{name}, patched", partial(layout, patched=True))
+        Candidate(f"{key}{PATCHED}", f"{name}, patched", partial(layout, patched=True))
         for key, name, layout in PEERS
     ),
 )

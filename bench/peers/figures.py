@@ -10,8 +10,12 @@ Data = dict[str, Any]
 LOCKSTEP = "lockstep"
 PLAIN = "plain"
 _ROUTERS = ("router-pull", "router-push", "smg", "dynamo")
-PEERS = (*_ROUTERS, *(f"{router}-patched" for router in _ROUTERS))
-"""The disaggregated ones, as they come and patched; Lockstep is held against the best, figure by figure."""
+PATCHED = "-patched"
+"""Ends the keys of the peers whose engines have our patch (patch.py)."""
+PEERS = (*_ROUTERS, *(f"{router}{PATCHED}" for router in _ROUTERS))
+"""The disaggregated ones; Lockstep is held against the best, figure by figure."""
+AS_THEY_COME = tuple(peer for peer in PEERS if not peer.endswith(PATCHED))
+"""What a user of them has, and is held against too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +85,14 @@ def works(data: Data, system: str) -> bool:
     return bool(given) and sum(not answer["error"] for answer in given) * 2 >= len(given)
 
 
-def ratios(data: Data, bounds: Iterable[Bound] = BOUNDS) -> list[Ratio]:
-    """Lockstep to the best peer; a bound is left out while either side has not been measured."""
+def ratios(data: Data, peers: Iterable[str] = PEERS, bounds: Iterable[Bound] = BOUNDS) -> list[Ratio]:
+    """Lockstep to the best of the peers; a bound is left out while either side has not been measured."""
     found = []
     for bound in bounds:
         ours = median(data, LOCKSTEP, bound.figure, bound.point)
         measured = [
             (value, peer)
-            for peer in PEERS
+            for peer in peers
             if works(data, peer)
             and not (bound.point and median(data, peer, "errors", bound.point))
             and (value := median(data, peer, bound.figure, bound.point)) is not None
@@ -101,9 +105,12 @@ def ratios(data: Data, bounds: Iterable[Bound] = BOUNDS) -> list[Ratio]:
     return found
 
 
-def ttft_bound_ms(data: Data) -> float | None:
-    """What TTFT beside plain vLLM is held against: prefill time of the same rounds + 10 % + 2 ms."""
-    prefill_ms = median(data, PLAIN, "prefill_ms")
+def ttft_bound_ms(data: Data, system: str) -> float | None:
+    """What Lockstep's TTFT is held against: a system's prefill time, of the same rounds, + 10 % + 2 ms.
+
+    By its own prefill time it says what lies around prefill; by plain vLLM's also what shared cores cost.
+    """
+    prefill_ms = median(data, system, "prefill_ms")
     return None if prefill_ms is None else 1.1 * prefill_ms + 2.0
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt  # type: ignore[import-not-found, unused-ignore]
 
 from bench.peers import figures
-from bench.peers.figures import Data
+from bench.peers.figures import PATCHED, Data
 
 COLOURS = {
     "lockstep": "#d62728",
@@ -28,10 +28,9 @@ LABELS = {
     "smg": "smg",
     "dynamo": "Dynamo",
 }
-PATCHED = "-patched"
-"""Ends the keys of the peers with our patch in their engines: the same colour, dashed."""
 
 ORDER = (*LABELS, *(key + PATCHED for key in LABELS))
+"""A patched peer has the same colour, dashed."""
 
 
 def _label(key: str) -> str:

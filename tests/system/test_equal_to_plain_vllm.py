@@ -14,11 +14,12 @@ def _token_ids(answer: dict[str, Any]) -> list[int]:
     return ids
 
 
-@pytest.mark.parametrize("concurrency", [1, 8])
+@pytest.mark.parametrize(("concurrency", "every"), [(1, 3), (8, 1)])
 async def test_token_ids_equal(
-    stack: Stack, bodies: list[dict[str, Any]], reference: list[dict[str, Any]], concurrency: int
+    stack: Stack, bodies: list[dict[str, Any]], reference: list[dict[str, Any]], concurrency: int, every: int
 ) -> None:
-    """48 greedy prompts of 2 to 400 tokens: the same token ids, text, finish reason and usage."""
+    """48 greedy prompts of 2 to 400 tokens, 16 of them alone: equal token ids, text, finish reason, usage."""
+    bodies, reference = bodies[::every], reference[::every]
     pushed_before = sum(stack.prefill.by_rank("lockstep_kv_pushed_bytes_total").values())
     answers = await complete_all(stack.url, bodies, concurrency)
     assert [_token_ids(answer) for answer in answers] == [_token_ids(answer) for answer in reference]

@@ -5,7 +5,7 @@ import time
 import psutil
 from system.harness import Stack
 
-WINDOW_S = 20.0
+WINDOW_S = 10.0
 
 
 def _processes(stack: Stack) -> list[psutil.Process]:

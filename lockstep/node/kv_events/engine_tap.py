@@ -43,11 +43,18 @@ class KVEventTap(EventPublisher):
         self._cleared = False
         self._number = 0
         self._reader: Future[Answer] | None = None
+        self.told_after_steps = False
+        """Somebody calls `tell` once the outputs of a step are out, so that clients' tokens go first."""
 
     def publish(self, events: EventBatch) -> None:
-        """Called with what a step brought, if it brought anything."""
+        """Called with what a step brought, if it brought anything, before its outputs are out."""
         self._publisher.publish(events)
         self._note(events.events)
+        if not self.told_after_steps:
+            self.tell()
+
+    def tell(self) -> None:
+        """Answer the reader that waits, if there is something to say."""
         if self._reader is not None and (changes := self._changes()) is not None:
             reader, self._reader = self._reader, None
             reader.set_result(changes)
@@ -118,10 +125,16 @@ class KVEventTap(EventPublisher):
         }
 
 
+def tap_of(scheduler: Any) -> KVEventTap | None:
+    """The scheduler's, once somebody has asked for changes."""
+    tap: KVEventTap | None = scheduler.__dict__.get(_ATTRIBUTE)
+    return tap
+
+
 def next_changes(engine_core: Any, seen: int) -> Any:
     """The utility: what `KVEventTap.next_changes` says of this engine core."""
     scheduler = engine_core.scheduler
-    tap = scheduler.__dict__.get(_ATTRIBUTE)
+    tap = tap_of(scheduler)
     if tap is None:
         pool = scheduler.kv_cache_manager.block_pool
         tap = KVEventTap(scheduler.kv_event_publisher, pool, _group_id(scheduler.kv_cache_config))

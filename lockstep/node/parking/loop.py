@@ -16,6 +16,7 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
+from lockstep.node.kv_events.engine_tap import tap_of
 from lockstep.node.parking.scheduler import ParkingScheduler
 
 PARK_S = 0.1
@@ -71,6 +72,7 @@ class Parking:
         core.post_step(executed)
         if not executed:
             self._end_empty_steps()
+        self._tell_kv_events()
         nothing_due = not executed and self._nothing_due()
         self._idle = nothing_due and self._everybody_tells()
         # Out of a wave nothing but a step with rows is reason to start one.
@@ -120,6 +122,13 @@ class Parking:
         while in_flight and in_flight[-1][1].total_num_scheduled_tokens == 0:
             future, scheduler_output, _ = in_flight.pop()
             self._update(scheduler_output, future.result())
+
+    def _tell_kv_events(self) -> None:
+        """Now that the outputs are out: node and proxy handle both one after the other."""
+        tap = tap_of(self._scheduler)
+        if tap is not None:
+            tap.told_after_steps = True
+            tap.tell()
 
     def _update(self, scheduler_output: Any, result: Any) -> None:
         outputs = self._scheduler.update_from_output(scheduler_output, result)

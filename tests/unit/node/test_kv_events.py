@@ -104,6 +104,20 @@ def test_reader_waits_for_the_next_change(monkeypatch: pytest.MonkeyPatch) -> No
     assert keys(waiting.result(timeout=0)["stored"]) == set(stored)
 
 
+def test_reader_is_told_after_the_outputs_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the engine's loop says when they are out; what one step changes comes once."""
+    engine = Engine(monkeypatch)
+    engine.answer()
+    waiting = engine.tap.next_changes(engine.seen)
+    engine.tap.told_after_steps = True
+    stored, _ = engine.compute(0, 1)
+    engine.step()
+    assert isinstance(waiting, Future)
+    assert not waiting.done()
+    engine.tap.tell()
+    assert keys(waiting.result(timeout=0)["stored"]) == set(stored)
+
+
 def test_evicted_blocks_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     """8 blocks are there: the last of 10 evict two of the first."""
     engine = Engine(monkeypatch)

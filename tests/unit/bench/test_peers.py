@@ -130,7 +130,7 @@ def test_answers_are_compared_by_token_ids_where_both_have_them(load_module: Any
 
 
 def test_bounds_beside_plain_vllm(load_module: Any) -> None:
-    """TTFT: a prefill time + 10 % + 2 ms. Tokens/s: two cores over 4 + 1 s a 1,000, by the first round alone."""
+    """TTFT: a prefill time + 10 % + 2 ms. Tokens/s: two cores over 4 + 1 s a 1,000, by the first round."""
     figures = load_module("figures")
     data = comparison(
         sample("plain", answer(1), c1=point(1, 1), prefill_ms=30.0),

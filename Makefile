@@ -73,7 +73,7 @@ images:  ## The CPU container images, lockstep-node-cpu and lockstep-proxy (ENGI
 bench: $(STAMP)  ## Lockstep beside plain vLLM: TTFT, ITL, throughput (ARGS=--quick for one run of each)
 	$(BIN)/python -m bench.serve $(ARGS)
 
-bench-peers: $(STAMP)  ## Lockstep beside vllm-router, smg, Dynamo and plain vLLM, one at a time (ARGS=--quick; 75 minutes without)
+bench-peers: $(STAMP)  ## Lockstep beside vllm-router, smg, Dynamo and plain vLLM, one at a time (ARGS=--quick; hours without)
 	$(BIN)/python -m bench.peers --json .lockstep/peers.json $(ARGS)
 
 proto: $(STAMP)  ## Regenerate lockstep/rpc/generated from lockstep.proto

@@ -49,13 +49,19 @@ def writes_say(pair: Pair, state: str) -> Iterator[None]:
         yield
 
 
-def first_chunk_of(pair: Pair, prompt: list[int]) -> Request:
-    """Register on decode and compute one chunk on prefill; returns decode's request."""
+def registered(pair: Pair, prompt: list[int]) -> Request:
+    """Register on decode and queue on prefill, whose next step computes it; returns decode's request."""
     request_id = next(_ids)
     request = pair.add_decode(request_id, prompt)
     pair.decode.step()
     pair.wait(lambda: pair.prefill.outstanding)
     pair.add_prefill(request_id, prompt)
+    return request
+
+
+def first_chunk_of(pair: Pair, prompt: list[int]) -> Request:
+    """Register on decode and compute one chunk on prefill; returns decode's request."""
+    request = registered(pair, prompt)
     pair.prefill.step()
     return request
 
@@ -97,12 +103,7 @@ def test_long_prompt_is_written_while_it_is_computed(pair: Pair) -> None:
 def test_a_write_is_made_while_its_step_runs(pair: Pair) -> None:
     """What is written once the step has run was made before; each write is made once."""
     push_of(pair, new_prompt(20))  # both engines know each other
-    prompt = new_prompt(2 * STEP_TOKENS)
-    request_id = next(_ids)
-    request = pair.add_decode(request_id, prompt)
-    pair.decode.step()
-    pair.wait(lambda: pair.prefill.outstanding)
-    pair.add_prefill(request_id, prompt)
+    request = registered(pair, new_prompt(2 * STEP_TOKENS))
     worker: Any = pair.prefill.workers[0].connector_worker
     prepared: list[int] = []
     compute = worker.wait_for_save
@@ -129,18 +130,13 @@ def test_a_write_is_made_while_its_step_runs(pair: Pair) -> None:
 def test_a_prepared_write_that_is_not_wanted_is_given_back(pair: Pair) -> None:
     """Decode gives the request up while the step runs: nothing is written, no handle stays."""
     push_of(pair, new_prompt(20))
-    request_id = next(_ids)
-    prompt = new_prompt(STEP_TOKENS)
-    pair.add_decode(request_id, prompt)
-    pair.decode.step()
-    pair.wait(lambda: pair.prefill.outstanding)
-    pair.add_prefill(request_id, prompt)
+    request = registered(pair, new_prompt(STEP_TOKENS))
     worker: Any = pair.prefill.workers[0].connector_worker
     compute = worker.wait_for_save
 
     def give_up_and_compute() -> None:
         pair.wait(lambda: pair.prefill.prepared == 1)
-        pair.decode.abort(request_id)
+        pair.decode.abort(request.request_id)
         pair.decode.step()
         pair.wait(lambda: not pair.prefill.outstanding)
         compute()
@@ -155,12 +151,7 @@ def test_a_prepared_write_that_is_not_wanted_is_given_back(pair: Pair) -> None:
 def test_a_lost_connection_takes_its_prepared_writes_along(pair: Pair) -> None:
     """They do not keep it from being made anew while the step runs; the KV goes over the new one."""
     push_of(pair, new_prompt(20))  # both engines know each other
-    prompt = new_prompt(STEP_TOKENS)
-    request_id = next(_ids)
-    request = pair.add_decode(request_id, prompt)
-    pair.decode.step()
-    pair.wait(lambda: pair.prefill.outstanding)
-    pair.add_prefill(request_id, prompt)
+    request = registered(pair, new_prompt(STEP_TOKENS))
     worker: Any = pair.prefill.workers[0].connector_worker
     compute = worker.wait_for_save
 

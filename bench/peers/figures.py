@@ -9,13 +9,12 @@ Data = dict[str, Any]
 
 LOCKSTEP = "lockstep"
 PLAIN = "plain"
-_ROUTERS = ("router-pull", "router-push", "smg", "dynamo")
+AS_THEY_COME = ("router-pull", "router-push", "smg", "dynamo")
+"""The disaggregated peers as a user of them has them."""
 PATCHED = "-patched"
-"""Ends the keys of the peers whose engines have our patch (patch.py)."""
-PEERS = (*_ROUTERS, *(f"{router}{PATCHED}" for router in _ROUTERS))
-"""The disaggregated ones; Lockstep is held against the best, figure by figure."""
-AS_THEY_COME = tuple(peer for peer in PEERS if not peer.endswith(PATCHED))
-"""What a user of them has, and is held against too."""
+"""Ends the keys of the same with our patch in their engines (patch.py)."""
+PEERS = (*AS_THEY_COME, *(f"{peer}{PATCHED}" for peer in AS_THEY_COME))
+"""All of them; Lockstep is held against the best, figure by figure."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ Both are what vLLM's NIXL connector does on a CPU, whatever stands before it:
   one OpenMP thread that is the one that runs the model, and NIXL's inherits it: both engines of a pair, and
   all that spins in them, share one core while the other is free. Patched, the thread keeps its cores.
 
-Users of the peers have the former; what nobody gets without a patch shows what else there is.
+Users of the peers have both; without them it shows what else there is. The text of the plugins stands alone:
+nothing of Lockstep runs in a peer.
 """
 
 from collections.abc import Mapping

@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,31 @@ def test_engines_are_patched_only_where_asked(load_module: Any, tmp_path: Path) 
     names = patched["VLLM_PLUGINS"].split(",")
     assert names == ["sleeping_progress", "kept_cores"]
     assert all((tmp_path / "site" / f"{name}.py").is_file() for name in names)
+
+
+def test_patched_connector_leaves_its_thread_on_all_cores(
+    load_module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """vLLM's puts it on one while it is made; what it starts by then stays there."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker import NixlBaseConnectorWorker
+
+    cores = os.sched_getaffinity(0)
+    one = {max(cores)}
+    made: list[set[int]] = []
+
+    def make(worker: Any) -> None:
+        os.sched_setaffinity(0, one)
+        made.append(os.sched_getaffinity(0))
+
+    monkeypatch.setattr(NixlBaseConnectorWorker, "__init__", make)
+    load_module("patch").environment(tmp_path, True)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    importlib.import_module("kept_cores").register()
+    try:
+        NixlBaseConnectorWorker()
+        assert (made, os.sched_getaffinity(0)) == ([one], cores)
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def test_every_candidate_has_a_key_of_its_own(load_module: Any) -> None:

@@ -20,7 +20,7 @@ from bench.sim_processes import StartError
 def main() -> None:
     args = _arguments()
     data = json.loads(args.json.read_text()) if args.resume and args.json.exists() else record.empty()
-    points = load.points(args.concurrency, args.rates, args.quick)
+    points = load.points(args.concurrency, args.rates, args.aiperf, args.quick)
     for _ in range(args.rounds):
         for candidate in _in_turn(args.systems, record.rounds_of(data, args.systems[0])):
             _one(data, candidate, points, args.logs)
@@ -67,6 +67,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--systems", nargs="+", choices=keys, default=keys, metavar="KEY", help=str(keys))
     parser.add_argument("--concurrency", nargs="+", type=int, default=list(load.CONCURRENCY))
     parser.add_argument("--rates", nargs="*", type=float, default=list(load.RATES_PER_S), help="requests/s")
+    levels = list(load.AIPERF_CONCURRENCY)
+    parser.add_argument("--aiperf", nargs="*", type=int, default=levels, help="concurrency under AIPerf")
     parser.add_argument("--plots", type=Path, help="draw the figures of the file as SVG into this folder")
     parser.add_argument("--logs", type=Path, help="keep what the processes write in this folder")
     args = parser.parse_args()

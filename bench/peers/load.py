@@ -1,9 +1,12 @@
-"""What is sent and counted: vLLM's own serving benchmark, with the stack's processor time beside it."""
+"""What is sent and counted: by vLLM's own serving benchmark, with processor time beside it, and by AIPerf."""
 
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench import load
+from bench.peers import aiperf
 from bench.peers.processes import Running, own_cpu_s
 
 INPUT_TOKENS = 256
@@ -12,6 +15,7 @@ PREFIX_TOKENS = 192
 PREFIXES = 4
 CONCURRENCY = (1, 4, 8, 16)
 RATES_PER_S = (1.0, 2.0)
+AIPERF_CONCURRENCY = (1, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +27,15 @@ class Point:
     dataset: str = "random"
     concurrency: int | None = None
     rate_per_s: float | None = None
+    by_aiperf: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one run of one point; times in ms, ITL between two chunks, TPOT a token after the first."""
+    """Of one run of one point; times in ms, ITL between two chunks, TPOT a token after the first.
+
+    No processor time where AIPerf is the client: most of its run is its own start.
+    """
 
     ttft_p50_ms: float
     ttft_p99_ms: float
@@ -37,20 +45,31 @@ class Figures:
     tpot_p99_ms: float
     output_tokens_per_s: float
     errors: int
-    cpu_s_per_1000_tokens: float
-    client_cpu_s_per_1000_tokens: float
+    cpu_s_per_1000_tokens: float | None = None
+    client_cpu_s_per_1000_tokens: float | None = None
 
 
 def points(
-    concurrency: Iterable[int] = CONCURRENCY, rates_per_s: Iterable[float] = RATES_PER_S, quick: bool = False
+    concurrency: Iterable[int] = CONCURRENCY,
+    rates_per_s: Iterable[float] = RATES_PER_S,
+    aiperf_concurrency: Iterable[int] = AIPERF_CONCURRENCY,
+    quick: bool = False,
 ) -> list[Point]:
     """In the order they are run; quick ones are of one kind, with half of the requests."""
     share = 2 if quick else 1
-    found = [Point(f"c{level}", max(16, 3 * level) // share, concurrency=level) for level in concurrency]
+    found = [Point(f"c{level}", _requests(level) // share, concurrency=level) for level in concurrency]
     if quick:
         return found
     found += [Point(f"{rate:g}/s", int(16 * rate), rate_per_s=rate) for rate in rates_per_s]
-    return [*found, Point("prefixes c4", 24, "prefix_repetition", concurrency=4)]
+    found += [Point("prefixes c4", 24, "prefix_repetition", concurrency=4)]
+    return found + [
+        Point(f"aiperf c{level}", _requests(level), concurrency=level, by_aiperf=True)
+        for level in aiperf_concurrency
+    ]
+
+
+def _requests(concurrency: int) -> int:
+    return max(16, 3 * concurrency)
 
 
 DEADLINE_S = 90.0
@@ -59,16 +78,23 @@ DEADLINE_S = 90.0
 WARM_UP = (Point("warm-up c1", 3, concurrency=1), Point("warm-up c8", 16, concurrency=8))
 
 
-def prepare() -> None:
-    """Import the client before a system starts, so that this takes no processor time from it."""
+def prepare(points: Iterable[Point]) -> None:
+    """Import or install the clients before a system starts, so that this takes no processor time from it."""
     import vllm.benchmarks.serve  # noqa: F401
+
+    if any(point.by_aiperf for point in points):
+        aiperf.prepare()
 
 
 def run(system: Running, point: Point, seed: int) -> Figures:
     """One run. Requests that fail are counted, not raised: they are a figure of the system.
 
-    Raises TimeoutError when it is not through after DEADLINE_S.
+    Raises TimeoutError when it is not through after DEADLINE_S, RuntimeError when AIPerf got no answer.
     """
+    return (_run_by_aiperf if point.by_aiperf else _run_by_vllm)(system, point, seed)
+
+
+def _run_by_vllm(system: Running, point: Point, seed: int) -> Figures:
     cpu_s, client_cpu_s = system.cpu_s(), own_cpu_s()
     result = load.serve(flags(system.url, point, seed), DEADLINE_S)
     kilotokens = result["total_output_tokens"] / 1000 or float("nan")
@@ -83,6 +109,14 @@ def run(system: Running, point: Point, seed: int) -> Figures:
         cpu_s_per_1000_tokens=(system.cpu_s() - cpu_s) / kilotokens,
         client_cpu_s_per_1000_tokens=(own_cpu_s() - client_cpu_s) / kilotokens,
     )
+
+
+def _run_by_aiperf(system: Running, point: Point, seed: int) -> Figures:
+    concurrency = point.concurrency or 1
+    argv = aiperf.flags(system.url, concurrency, point.requests, INPUT_TOKENS, OUTPUT_TOKENS, seed)
+    with tempfile.TemporaryDirectory(prefix="lockstep-aiperf-") as folder:
+        result = aiperf.serve(argv, Path(folder), DEADLINE_S)
+    return Figures(**aiperf.figures(result))
 
 
 def flags(url: str, point: Point, seed: int) -> list[str]:

@@ -147,7 +147,7 @@ def test_bounds_beside_plain_vllm(load_module: Any) -> None:
 def test_every_point_has_its_own_flags(load_module: Any) -> None:
     """Concurrency, rate and data set are what tells them apart; the output length is the same in all."""
     load = load_module("load")
-    points = load.points()
+    points = load.points(aiperf_concurrency=[])
     assert [point.name for point in points] == ["c1", "c4", "c8", "c16", "1/s", "2/s", "prefixes c4"]
     flags = [load.flags("http://host:1", point, seed=7) for point in points]
     assert all(one != other for one, other in itertools.combinations(flags, 2))
@@ -158,10 +158,42 @@ def test_every_point_has_its_own_flags(load_module: Any) -> None:
         assert values["--seed"] == "7"
 
 
+def test_aiperf_sends_what_vllms_client_sends(load_module: Any) -> None:
+    """The same lengths, sampling and number of requests at a concurrency."""
+    load, aiperf = load_module("load"), load_module("aiperf")
+    points = {point.name: point for point in load.points()}
+    assert points["aiperf c8"].by_aiperf
+    assert points["aiperf c8"].requests == points["c8"].requests
+    argv = aiperf.flags("http://host:1", 8, 24, load.INPUT_TOKENS, load.OUTPUT_TOKENS, seed=7)
+    pairs = list(itertools.pairwise(argv))
+    assert ("--concurrency", "8") in pairs
+    assert ("--request-count", "24") in pairs
+    assert ("--synthetic-input-tokens-mean", "256") in pairs
+    assert ("--output-tokens-mean", "64") in pairs
+    assert ("--extra-inputs", "ignore_eos:true") in pairs
+    assert ("--extra-inputs", "temperature:0") in pairs
+
+
+def test_aiperfs_figures_have_vllms_names(load_module: Any) -> None:
+    """Its inter-token latency is a request's mean, vLLM's TPOT; ITL is between two chunks."""
+    load, aiperf = load_module("load"), load_module("aiperf")
+    result = {
+        "time_to_first_token": {"p50": 80.0, "p99": 90.0},
+        "inter_chunk_latency": {"p50": 20.0, "p99": 30.0},
+        "inter_token_latency": {"p50": 9.0, "p99": 11.0},
+        "output_token_throughput": {"avg": 101.5},
+        "error_summary": [{"count": 2}, {"count": 1}],
+    }
+    figures = load.Figures(**aiperf.figures(result))
+    assert (figures.ttft_p50_ms, figures.itl_p99_ms, figures.tpot_p50_ms) == (80.0, 30.0, 9.0)
+    assert (figures.output_tokens_per_s, figures.errors) == (101.5, 3)
+    assert figures.cpu_s_per_1000_tokens is None
+
+
 def test_quick_points_are_those_at_a_concurrency(load_module: Any) -> None:
     """And half of the requests, but at least as many as run at once."""
     load = load_module("load")
-    points = load.points([1, 8], [5.0], quick=True)
+    points = load.points([1, 8], [5.0], [1], quick=True)
     assert [point.name for point in points] == ["c1", "c8"]
     assert [point.requests for point in points] == [8, 12]
 

@@ -13,6 +13,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
 from lockstep.errors import UnavailableError
+from lockstep.node import ipc_folder
 from lockstep.node.engine_status import (
     ABANDON_UTILITY,
     ANNOUNCE_UTILITY,
@@ -58,6 +59,7 @@ class Engine:
 
         vLLM bounds the wait by VLLM_ENGINE_READY_TIMEOUT_S. Raises RuntimeError or TimeoutError.
         """
+        ipc_folder.make()
         executor = Executor.get_class(vllm_config)
         client = await asyncio.to_thread(
             EngineCoreClient.make_async_mp_client, vllm_config, executor, log_stats=True

@@ -14,7 +14,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from lockstep import exposure, health, logs
 from lockstep.errors import ConfigError, LockstepError, NodeLostError, UnavailableError
-from lockstep.node import arguments
+from lockstep.node import arguments, ipc_folder
 from lockstep.node.config import NodeConfig
 from lockstep.node.describe import describe
 from lockstep.node.drain import Drain
@@ -96,6 +96,7 @@ class Node:
         except StartInterruptedError:
             logger.info("stopped while the engines were starting")
             kill_survivors(psutil.Process().children(recursive=True), grace_s=0)
+            ipc_folder.remove()
             os._exit(0)
         finally:
             self.ready = False
@@ -216,6 +217,8 @@ def main(role: Role, argv: Sequence[str], start_cores: StartCores = start_engine
         logger.exception("the node failed")
         _say(role, f"error: {error}")
         return 1
+    finally:
+        ipc_folder.remove()
     return 0
 
 

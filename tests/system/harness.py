@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
+
+from lockstep.node import ipc_folder
 
 REPOSITORY = Path(__file__).parents[2]
 PICO = REPOSITORY / "models" / "pico"
@@ -141,7 +144,7 @@ class Stack:
 
 @contextmanager
 def run_stack(directory: Path, *flags: str) -> Iterator[Stack]:
-    """`lockstep up` with default flags; at the end no process of it may be left."""
+    """`lockstep up` with default flags; at the end no process or socket folder of it may be left."""
     port = free_port()
     command = [str(Path(sys.executable).parent / "lockstep"), "up", str(PICO), "--port", str(port)]
     log = (directory / "up.log").open("wb")
@@ -164,6 +167,9 @@ def run_stack(directory: Path, *flags: str) -> Iterator[Stack]:
     assert code == 0, (directory / "up.log").read_text()[-2000:]
     _, alive = psutil.wait_procs(children, timeout=5)
     assert not alive, f"left behind: {alive}"
+    prefixes = [ipc_folder.prefix(child.pid) for child in children]
+    folders = [folder for prefix in prefixes for folder in Path(gettempdir()).glob(f"{prefix}*")]
+    assert not folders, f"left behind: {folders}"
 
 
 def _wait_for_state(process: subprocess.Popen[bytes], directory: Path) -> None:

@@ -52,8 +52,10 @@ def prefill_ended(reason: FinishReason) -> AttemptEnd | None:
     """
     if reason is FinishReason.LENGTH:
         return None
+    if reason is FinishReason.ABORT:
+        return _engine_is_stopped("prefill")
     message = "The prompt could not be computed."
-    if reason in (FinishReason.ABORT, FinishReason.ERROR):
+    if reason is FinishReason.ERROR:
         return AttemptEnd(AttemptReason.PREFILL_FAILED, message, ("prefill",))
     raise InternalError(message)
 
@@ -77,9 +79,20 @@ def decode_ended(
         # need beyond it: this is a fault of one of the two, and the next attempt would be as long.
         logger.error("decode had no room left below the served context limit: %s", bounce)
         raise InternalError("The decode rank had no room left below the served context limit.")
+    if reason is FinishReason.ABORT and stop_reason is None:
+        return _engine_is_stopped("decode")
     if kv_arrived:
         raise InternalError("The generation failed.")
     return _BOUNCES[Bounce.KV_LOAD_FAILED]
+
+
+def _engine_is_stopped(role: Role) -> AttemptEnd:
+    """No proxy asked for this abort: the leg would not be heard of any more.
+
+    An engine core that is told to stop aborts what it has (v1/engine/core.py:1648), and vLLM stops the others
+    of a node as soon as one has died: they may be heard of before the node says that it lost them all.
+    """
+    return lost(role)
 
 
 def refused(role: Role, error: LockstepError) -> AttemptEnd:

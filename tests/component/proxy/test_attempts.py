@@ -215,15 +215,28 @@ async def test_refused_leg_goes_to_another_node(start: Any, role: str, error: Lo
     await nothing_is_left(stack)
 
 
-@pytest.mark.parametrize("reason", [FinishReason.ABORT, FinishReason.ERROR])
-async def test_failed_prefill_is_tried_elsewhere(start: Any, reason: FinishReason) -> None:
+@pytest.mark.parametrize(
+    ("reason", "name"), [(FinishReason.ABORT, "prefill_lost"), (FinishReason.ERROR, "prefill_failed")]
+)
+async def test_failed_prefill_is_tried_elsewhere(start: Any, reason: FinishReason, name: str) -> None:
     """Another rank may not share what made it fail."""
     stack = await two_pairs(start)
     for node in stack.prefill:
         node.set.ends = [(0, reason)]
     status, body = await ask(stack)
     assert (status, body["choices"][0]["text"]) == (200, PROMPT)
-    assert [len(node.legs) for node in stack.prefill] == [1, 1] or attempts(stack)["prefill_failed"] == 2
+    assert [len(node.legs) for node in stack.prefill] == [1, 1] or attempts(stack)[name] == 2
+    await nothing_is_left(stack)
+
+
+async def test_decode_engine_that_is_stopped_in_mid_stream(start: Any) -> None:
+    """It aborts what it has before its node is lost: the answer goes on at the other node, unbroken."""
+    stack = await two_pairs(start)
+    for node in stack.decode:
+        node.set.ends = [(3, FinishReason.ABORT)]
+    status, body = await ask(stack)
+    assert (status, body["choices"][0]["text"]) == (200, PROMPT)
+    assert attempts(stack)["decode_lost"] >= 1
     await nothing_is_left(stack)
 
 

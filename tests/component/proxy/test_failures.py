@@ -92,9 +92,7 @@ async def test_leg_refused_by_the_only_node_fails_the_request_and_aborts_the_oth
     assert (len(stack.prefill[0].refused), len(stack.decode[0].refused)) in ((1, 0), (0, 1))
 
 
-@pytest.mark.parametrize(
-    ("reason", "answer"), [(FinishReason.ERROR, 503), (FinishReason.ABORT, 503), (FinishReason.STOP, 500)]
-)
+@pytest.mark.parametrize(("reason", "answer"), [(FinishReason.ERROR, 503), (FinishReason.STOP, 500)])
 async def test_prefill_that_ends_badly_fails_the_request(
     stack: Stack, reason: FinishReason, answer: int
 ) -> None:

@@ -73,7 +73,7 @@ REFUSED = UnavailableError("not ready")
 TABLE: dict[str, tuple[Event, Result, Result, Result]] = {
     # event: what it comes to while dispatched, prefilled, streaming
     "prefill ends by length": (prefill(FinishReason.LENGTH), P, P, S),
-    "prefill is aborted": (prefill(FinishReason.ABORT), R.PREFILL_FAILED, P, S),
+    "prefill is stopped": (prefill(FinishReason.ABORT), R.PREFILL_LOST, P, S),
     "prefill fails": (prefill(FinishReason.ERROR), R.PREFILL_FAILED, P, S),
     "prefill stops": (prefill(FinishReason.STOP), InternalError, P, S),
     "prefill repeats itself": (prefill(FinishReason.REPETITION), InternalError, P, S),
@@ -85,7 +85,7 @@ TABLE: dict[str, tuple[Event, Result, Result, Result]] = {
     "decode would prefill": (bounce(Bounce.LOCAL_PREFILL), *(R.LOCAL_PREFILL,) * 3),
     "decode is out of context": (bounce(Bounce.CONTEXT_LIMIT), *(InternalError,) * 3),
     "decode fails": (decode(FinishReason.ERROR), R.KV_LOAD_FAILED, R.KV_LOAD_FAILED, InternalError),
-    "decode aborts": (decode(FinishReason.ABORT), R.KV_LOAD_FAILED, R.KV_LOAD_FAILED, InternalError),
+    "decode is stopped": (decode(FinishReason.ABORT), *(R.DECODE_LOST,) * 3),
     "decode aborts, why is unknown": (bounce("else"), R.KV_LOAD_FAILED, R.KV_LOAD_FAILED, InternalError),
     "prefill is not ready": (prefill_error(REFUSED), R.REFUSED, R.REFUSED, S),
     "prefill drains": (prefill_error(DrainingError("x")), R.REFUSED, R.REFUSED, S),
@@ -124,13 +124,12 @@ def test_each_event_in_each_phase(event: str, column: int) -> None:
         assert raised.type is wanted
 
 
-@pytest.mark.parametrize("end", [FinishReason.ERROR, FinishReason.ABORT])
-def test_held_tokens_show_that_the_kv_arrived(end: FinishReason) -> None:
+def test_held_tokens_show_that_the_kv_arrived() -> None:
     """A failure after them is none of the load, though prefill's end has not been heard of yet."""
     attempt = attempt_at(D)
     attempt.on_output("decode", decode_step(), OFFSET_S)
     with pytest.raises(InternalError):
-        attempt.on_output("decode", ended(end), OFFSET_S)
+        attempt.on_output("decode", ended(FinishReason.ERROR), OFFSET_S)
 
 
 def test_prefills_own_output_is_not_passed_on() -> None:

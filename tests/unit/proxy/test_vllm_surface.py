@@ -34,6 +34,7 @@ from vllm.v1.engine import (
     async_llm,
 )
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector, RequestState
@@ -361,3 +362,10 @@ def test_spans_have_their_parent_from_the_outputs_headers() -> None:
     assert {"trace_headers"} <= set(EngineCoreRequest.__struct_fields__) & set(
         EngineCoreOutput.__struct_fields__
     )
+
+
+def test_engine_core_that_is_stopped_aborts_without_a_stop_reason() -> None:
+    """By that such an end is told from a bounce."""
+    assert "self._send_abort_outputs(aborted_reqs)" in source(EngineCoreProc._handle_shutdown)
+    assert "FinishReason.ABORT" in source(EngineCoreProc._send_abort_outputs_to_client)
+    assert "stop_reason" not in source(EngineCoreProc._send_finish_outputs_to_client)

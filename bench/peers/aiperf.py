@@ -1,6 +1,8 @@
 """A second client that is none of ours: NVIDIA's AIPerf, in an environment of its own."""
 
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,18 +19,16 @@ def serve(argv: Sequence[str], folder: Path, deadline_s: float) -> dict[str, Any
 
     Raises TimeoutError at the deadline, RuntimeError if it fails, as it does when no request was answered.
     """
-    try:
-        run = subprocess.run(
-            [*_command(), *argv, "--artifact-dir", str(folder)],
-            capture_output=True,
-            text=True,
-            timeout=deadline_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise TimeoutError(f"aiperf: not through after {deadline_s:g} s") from error
+    command = [*_command(), *argv, "--artifact-dir", str(folder)]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, **pipes, start_new_session=True) as run:
+        try:
+            said, _ = run.communicate(timeout=deadline_s)
+        except subprocess.TimeoutExpired as error:
+            os.killpg(run.pid, signal.SIGKILL)  # it is several processes
+            raise TimeoutError(f"not through after {deadline_s:g} s") from error
     if run.returncode:
-        raise RuntimeError(f"aiperf: {(run.stdout + run.stderr)[-1000:]}")
+        raise RuntimeError(f"aiperf: {said[-1000:]}")
     result: dict[str, Any] = json.loads((folder / "profile_export_aiperf.json").read_text())
     return result
 

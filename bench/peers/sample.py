@@ -82,7 +82,7 @@ def _load(
         try:
             figures[point.name] = load.run(system, point, seed=_seed(round_number, first_seed + number))
         except (TimeoutError, RuntimeError) as error:
-            _say(f"{point.name}: not through after {load.DEADLINE_S:g} s {error}".rstrip())
+            _say(f"{point.name}: {str(error) or f'not through after {load.DEADLINE_S:g} s'}")
             return figures, prefill_ms, [left.name for left in points[number:]]
         if point.name == "c1":
             prefill_ms = _mean_ms(before, _prefill_time(system.url))

@@ -53,7 +53,7 @@ def prefill_ended(reason: FinishReason) -> AttemptEnd | None:
     if reason is FinishReason.LENGTH:
         return None
     if reason is FinishReason.ABORT:
-        return _engine_is_stopped("prefill")
+        return lost("prefill")
     message = "The prompt could not be computed."
     if reason is FinishReason.ERROR:
         return AttemptEnd(AttemptReason.PREFILL_FAILED, message, ("prefill",))
@@ -80,19 +80,10 @@ def decode_ended(
         logger.error("decode had no room left below the served context limit: %s", bounce)
         raise InternalError("The decode rank had no room left below the served context limit.")
     if reason is FinishReason.ABORT and stop_reason is None:
-        return _engine_is_stopped("decode")
+        return lost("decode")
     if kv_arrived:
         raise InternalError("The generation failed.")
     return _BOUNCES[Bounce.KV_LOAD_FAILED]
-
-
-def _engine_is_stopped(role: Role) -> AttemptEnd:
-    """No proxy asked for this abort: the leg would not be heard of any more.
-
-    An engine core that is told to stop aborts what it has (v1/engine/core.py:1648), and vLLM stops the others
-    of a node as soon as one has died: they may be heard of before the node says that it lost them all.
-    """
-    return lost(role)
 
 
 def refused(role: Role, error: LockstepError) -> AttemptEnd:
@@ -107,7 +98,11 @@ def refused(role: Role, error: LockstepError) -> AttemptEnd:
 
 
 def lost(role: Role) -> AttemptEnd:
-    """The node went away, or says that it lost the request."""
+    """The node went away, says that it lost the request, or has aborted it though no proxy asked for that.
+
+    The last is an engine core that was told to stop (v1/engine/core.py:1648), as vLLM tells the others of a
+    node once one has died: that may be heard of before the node says that it lost them all.
+    """
     reason = AttemptReason.PREFILL_LOST if role == "prefill" else AttemptReason.DECODE_LOST
     return AttemptEnd(reason, "A node that held the request went away.", (role,), whole_node=True)
 

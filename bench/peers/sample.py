@@ -28,7 +28,7 @@ class Sample:
 
     `prefill_ms` is vLLM's own time from scheduling a prompt to its first token, the mean over the run at
     concurrency 1, where the endpoint's metrics have it. `idle_cores` is what it burns without a request.
-    `unfinished` are the points from the first that was cut off at its deadline.
+    `unfinished` are the points from the first that was cut off at its deadline, or had no answer.
     """
 
     system: str

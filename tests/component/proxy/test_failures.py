@@ -92,16 +92,23 @@ async def test_leg_refused_by_the_only_node_fails_the_request_and_aborts_the_oth
     assert (len(stack.prefill[0].refused), len(stack.decode[0].refused)) in ((1, 0), (0, 1))
 
 
-@pytest.mark.parametrize(("reason", "answer"), [(FinishReason.ERROR, 503), (FinishReason.STOP, 500)])
+@pytest.mark.parametrize(
+    ("reason", "answer", "message"),
+    [
+        (FinishReason.ERROR, 503, "The prompt could not be computed."),
+        (FinishReason.ABORT, 503, "A node that held the request went away."),
+        (FinishReason.STOP, 500, "The prompt could not be computed."),
+    ],
+)
 async def test_prefill_that_ends_badly_fails_the_request(
-    stack: Stack, reason: FinishReason, answer: int
+    stack: Stack, reason: FinishReason, answer: int, message: str
 ) -> None:
     """Only an end by length means that the KV is pushed; decode is aborted, since nothing will come."""
     stack.prefill[0].set.finish_with = reason
     stack.decode[0].set.pause_after_tokens = 0
     status, body = await ask(stack)
     assert status == answer
-    assert "The prompt could not be computed." in body["error"]["message"]
+    assert message in body["error"]["message"]
     await until(lambda: stack.decode[0].aborted and not stack.decode[0].running, "decode is aborted")
 
 

@@ -132,6 +132,15 @@ def test_held_tokens_show_that_the_kv_arrived() -> None:
         attempt.on_output("decode", ended(FinishReason.ERROR), OFFSET_S)
 
 
+def test_stopped_engine_is_lost_whether_the_kv_had_arrived_or_not() -> None:
+    """Its abort comes without a reason, also after tokens that are held."""
+    attempt = attempt_at(D)
+    attempt.on_output("decode", decode_step(), OFFSET_S)
+    attempt.on_output("decode", ended(FinishReason.ABORT), OFFSET_S)
+    assert attempt.end is not None
+    assert (attempt.end.reason, attempt.end.whole_node) == (R.DECODE_LOST, True)
+
+
 def test_prefills_own_output_is_not_passed_on() -> None:
     """Neither its token nor its finish."""
     attempt = attempt_at(D)

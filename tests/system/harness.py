@@ -156,20 +156,25 @@ def run_stack(directory: Path, *flags: str) -> Iterator[Stack]:
         cwd=directory,
     )
     children: list[psutil.Process] = []
+    folders: list[Path] = []
     try:
         _wait_for_state(process, directory)
         yield Stack(f"http://127.0.0.1:{port}", directory, process)
     finally:
         children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        folders = [folder for child in children for folder in _socket_folders(child.pid)]
         process.send_signal(signal.SIGINT)
         code = process.wait(timeout=120)
         log.close()
     assert code == 0, (directory / "up.log").read_text()[-2000:]
     _, alive = psutil.wait_procs(children, timeout=5)
     assert not alive, f"left behind: {alive}"
-    prefixes = [ipc_folder.prefix(child.pid) for child in children]
-    folders = [folder for prefix in prefixes for folder in Path(gettempdir()).glob(f"{prefix}*")]
-    assert not folders, f"left behind: {folders}"
+    assert folders, "each node has one"
+    assert not [folder for folder in folders if folder.exists()]
+
+
+def _socket_folders(pid: int) -> Iterator[Path]:
+    return Path(gettempdir()).glob(f"{ipc_folder.prefix(pid)}*")
 
 
 def _wait_for_state(process: subprocess.Popen[bytes], directory: Path) -> None:

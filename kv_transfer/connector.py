@@ -7,6 +7,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlBaseConnector, NixlPushConnector
 
 from kv_transfer.config import ConnectorOptions
+from kv_transfer.handoff.worker import BeginTelling
 from kv_transfer.handoff.worker_meta import HandOffWorkerMetadata
 from kv_transfer.scheduler import LockstepPushScheduler
 from kv_transfer.worker import LockstepPushWorker
@@ -57,6 +58,11 @@ class LockstepPushConnector(NixlPushConnector):
         """Worker side: see `LockstepPushWorker.on_news`."""
         assert self.connector_worker is not None
         self.connector_worker.on_news(wake)
+
+    def lockstep_on_first_tokens(self, begin_telling: BeginTelling) -> None:
+        """Worker side of prefill: see `HandOffWorker.on_first_tokens`."""
+        assert self.connector_worker is not None
+        self.connector_worker.on_first_tokens(begin_telling)
 
     def take_hand_off(self, request_id: str) -> bytes:
         """Scheduler side of decode: see `LockstepPushScheduler.take_hand_off`."""

@@ -19,7 +19,6 @@ from kv_transfer import decode_ledger, prefill_ledger
 from kv_transfer.agent import agent_for_worker
 from kv_transfer.config import ConnectorOptions
 from kv_transfer.counters import KVCounters
-from kv_transfer.device import record_event
 from kv_transfer.groups import group_layouts
 from kv_transfer.handoff.worker import HandOffWorker
 from kv_transfer.host import keep_cpu_affinity
@@ -135,9 +134,7 @@ class LockstepPushWorker(HandOffWorker, NixlPushConnectorWorker):
         if not self._chunks:
             return
         chunks, self._chunks = self._chunks, []
-        with self._writer.lock:
-            self._writer.steps.put(partial(self._add_chunks, chunks), record_event(self.device_type))
-        self._push_writer_wake.set()
+        self.once_computed(partial(self._add_chunks, chunks))
 
     def _start_receives(self, registrations: dict[str, dict[str, Any]], cancels: list[CancelOrder]) -> None:
         now = time.monotonic()

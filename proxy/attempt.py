@@ -19,6 +19,8 @@ class Phase(enum.Enum):
 
     DISPATCHED = "dispatched"
     """Both legs are with their nodes."""
+    SAMPLED = "sampled"
+    """Prefill's token is known and passed on, and its leg has not ended yet."""
     PREFILLED = "prefilled"
     """The prefill leg ended well; its KV is on its way or there."""
     STREAMING = "streaming"
@@ -43,6 +45,8 @@ class Attempt:
     """Those of them that prefill did not have, as far as was known."""
     hand_off: bool = False
     """Prefill's token is the client's, and decode goes on from it."""
+    early_token_ids: list[int] = field(default_factory=list)
+    """Prefill's token, if it was passed on before its leg ended."""
     phase: Phase = Phase.DISPATCHED
     end: AttemptEnd | None = None
     dispatched_s: float = field(default_factory=time.monotonic)
@@ -111,18 +115,34 @@ class Attempt:
         for event in output.events or ():
             if event.type == EngineCoreEventType.SCHEDULED and not self.prefill_scheduled_s:
                 self.prefill_scheduled_s = event.timestamp
-        if output.finish_reason is None or self.phase is not Phase.DISPATCHED:
+        sampled = self.phase is Phase.SAMPLED
+        if not sampled and self.phase is not Phase.DISPATCHED:
             return []
+        if output.finish_reason is None:
+            return [] if sampled else self._on_early_token(output)
         self.end = attempt_end.prefill_ended(output.finish_reason)
+        if self.end is None and sampled and output.new_token_ids != self.early_token_ids:
+            self.end = attempt_end.SAMPLED_ANEW
         if self.end is not None:
             return []
         self.phase = Phase.PREFILLED
         self.prefilled_s = time.monotonic()
+        if sampled:
+            return self._released()
         if self.hand_off:
             self.first_output_s = self.prefilled_s
             return [output, *self._released()]
         self.prefill_output = output
         return self._released()
+
+    def _on_early_token(self, output: EngineCoreOutput) -> list[EngineCoreOutput]:
+        """Prefill tells its token before it makes drafts, and tells it again at its leg's end."""
+        if not self.hand_off or not output.new_token_ids:
+            return []
+        self.phase = Phase.SAMPLED
+        self.early_token_ids = list(output.new_token_ids)
+        self.first_output_s = time.monotonic()
+        return [output]
 
     def _on_decode(self, output: EngineCoreOutput) -> list[EngineCoreOutput]:
         if self._held and self._held[-1].finish_reason is not None:
@@ -139,7 +159,7 @@ class Attempt:
         The two nodes' streams are not ordered among each other, so decode's outputs wait for prefill's last:
         prompt logprobs and cached-token counts come from there.
         """
-        if self.phase is Phase.DISPATCHED or not self._held:
+        if self.phase in (Phase.DISPATCHED, Phase.SAMPLED) or not self._held:
             return []
         if self.phase is not Phase.STREAMING:
             self.phase = Phase.STREAMING

@@ -29,6 +29,11 @@ class AttemptEnd:
     """It was not this rank's doing: the node's other ranks are no better."""
 
 
+SAMPLED_ANEW = AttemptEnd(
+    AttemptReason.PREEMPTED, "The prefill rank needed the memory for other requests, and sampled anew."
+)
+"""The leg's token is not the one that was passed on; decode would go on from another text."""
+
 _BOUNCES = {
     Bounce.PREEMPTED: AttemptEnd(
         AttemptReason.PREEMPTED, "The decode rank needed the memory for other requests."

@@ -154,18 +154,24 @@ class Flight:
         attempt = of or self.attempt
         if attempt is None:
             return []
+        if role == "prefill" and output.finish_reason is None and self._ends_with(output.new_token_ids):
+            return []  # the leg's end says so, and what else there is to say
         outputs = attempt.on_output(role, output, clock_offset_s)
         if self.spans is not None and attempt is self.attempt:
             self.spans.took(role, output)
-        if role == "prefill" and attempt.hand_off and outputs:
+        if role == "prefill" and attempt.hand_off and outputs and outputs[0] is output:
             first = self._first_token(attempt, outputs.pop(0))
             if attempt.hand_off_ended:
                 return [first]
             return [first, *(self._for_client(attempt, released) for released in outputs)]
         return [self._for_client(attempt, released) for released in outputs]
 
+    def _ends_with(self, token_ids: list[int]) -> bool:
+        params = self.request.sampling_params
+        return bool(token_ids) and end_of(params, [*self.output_token_ids, *token_ids])[0] is not None
+
     def _first_token(self, attempt: Attempt, output: EngineCoreOutput) -> EngineCoreOutput:
-        """Make prefill's last output the client's next one; decode's follow in outputs of their own."""
+        """Make prefill's output the client's next one; decode's follow in outputs of their own."""
         attempt.prefill_output = output
         output.events = None  # a preemption there has delayed no token that the client had begun to wait for
         output = self._for_client(attempt, output)

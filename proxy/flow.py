@@ -261,7 +261,8 @@ class Flow:
     def _take(
         self, flight: Flight, attempt: Attempt, role: Role, output: EngineCoreOutput, clock_offset_s: float
     ) -> list[EngineCoreOutput]:
-        had_none, stalled_s, phase = not flight.first_token_s, flight.stalled_s, attempt.phase
+        had_none, stalled_s = not flight.first_token_s, flight.stalled_s
+        phase, waited = attempt.phase, not attempt.first_output_s
         outputs = flight.on_output(role, output, clock_offset_s, attempt)
         if flight.hedge is not None:
             self._dispatcher.decide(flight)
@@ -271,8 +272,8 @@ class Flow:
             self._dispatcher.came_further(attempt)
         if attempt.phase is not phase:
             self.journal.changed(flight)
-        if outputs and role == "prefill" and attempt.hand_off:
-            self.metrics.first_token_of(HandOffOutcome.PASSED_ON)
+        if outputs and waited and attempt.hand_off:
+            self.metrics.first_token_of(HandOffOutcome.PASSED_ON, early=attempt.phase is Phase.SAMPLED)
         if outputs and had_none:
             self.metrics.first_token(flight.first_token_s - flight.arrived_s)
         if outputs and stalled_s is not None:

@@ -184,6 +184,11 @@ class ProxyMetrics:
             ["outcome"],
             registry=self.registry,
         )
+        self.early_first_tokens = Counter(
+            "lockstep_proxy_early_first_tokens",
+            "First tokens of those passed on that prefill told before it made their drafts.",
+            registry=self.registry,
+        )
         self.retries = Counter(
             "lockstep_proxy_retries",
             "Attempts without an answer that another one was to follow, by what the retry budget said.",
@@ -266,9 +271,11 @@ class ProxyMetrics:
         if cached_tokens:
             self.routed_tokens.labels("yes").inc(cached_tokens)
 
-    def first_token_of(self, outcome: HandOffOutcome) -> None:
-        """An attempt's first token was passed on, or will be held back."""
+    def first_token_of(self, outcome: HandOffOutcome, *, early: bool = False) -> None:
+        """An attempt's first token was passed on, or will be held back; `early`: before its leg ended."""
         self.hand_offs.labels(outcome).inc()
+        if early:
+            self.early_first_tokens.inc()
 
     def first_token(self, ttft_s: float) -> None:
         """A choice's first token was passed on."""

@@ -18,27 +18,39 @@ class HandOffRunnerMixin:
     _draft_token_ids: Any
     _sampled_token_ids: torch.Tensor | None = None
 
-    def _bookkeeping_sync(self, scheduler_output: Any, sampler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM's (v1/worker/gpu_model_runner.py:3468); keeps the step's [rows, 1 or 1 + K] tokens."""
-        self._sampled_token_ids = sampler_output.sampled_token_ids
-        return super()._bookkeeping_sync(  # type: ignore[misc]
-            scheduler_output, sampler_output, *args, **kwargs
-        )
+    def _sample(self, logits: Any, spec_decode_metadata: Any) -> Any:
+        """As vLLM's (v1/worker/gpu_model_runner.py:3437); keeps the step's [rows, 1 or 1 + K] tokens.
+
+        The drafter runs after it, and nobody who waits for a first token needs to wait for that.
+        """
+        output = super()._sample(logits, spec_decode_metadata)  # type: ignore[misc]
+        sampled = self._sampled_token_ids = output.sampled_token_ids
+        worker, rows = self._awaited()
+        if worker is not None and rows:
+            worker.sampled(list(rows), torch.stack([sampled[row, 0] for row in rows.values()]))
+        return output
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """As vLLM's (v1/worker/gpu_model_runner.py:4304), then hand over: the batch is still the step's."""
         output = super().sample_tokens(grammar_output)  # type: ignore[misc]
         sampled, self._sampled_token_ids = self._sampled_token_ids, None
-        worker = (
-            getattr(get_kv_transfer_group(), "connector_worker", None) if has_kv_transfer_group() else None
-        )
-        if not isinstance(worker, HandOffWorker):  # no connector, or another one
-            return output
-        awaited = worker.first_tokens_awaited()
-        rows = [self.input_batch.req_id_to_index.get(request_id) for request_id in awaited]
-        if awaited and sampled is not None and None not in rows:
-            worker.hand_over(list(awaited), _first_and_drafts(sampled, self._draft_token_ids, rows))
+        worker, rows = self._awaited()
+        if worker is not None and rows and sampled is not None:
+            first_and_drafts = _first_and_drafts(sampled, self._draft_token_ids, list(rows.values()))
+            worker.hand_over(list(rows), first_and_drafts)
         return output
+
+    def _awaited(self) -> tuple[HandOffWorker | None, dict[str, int]]:
+        """The connector's worker, and by request id the rows whose first token it waits for."""
+        group = get_kv_transfer_group() if has_kv_transfer_group() else None
+        worker = getattr(group, "connector_worker", None)
+        if not isinstance(worker, HandOffWorker):  # no connector, or another one
+            return None, {}
+        rows = {
+            request_id: self.input_batch.req_id_to_index.get(request_id)
+            for request_id in worker.first_tokens_awaited()
+        }
+        return worker, rows if None not in rows.values() else {}
 
 
 def _first_and_drafts(sampled: torch.Tensor, drafts: Any, rows: list[int]) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,12 @@ from kv_transfer.handoff import codec
 from kv_transfer.writer import PushWriter
 
 logger = init_logger(__name__)
+
+BeginTelling = Callable[[list[str]], Callable[[list[int]], None]]
+"""Called within the step, on the engine's thread, with the ids of requests whose first token was sampled.
+
+What it returns takes these tokens, in the same order, on any thread.
+"""
 
 
 class HandOffWorker:
@@ -26,6 +33,7 @@ class HandOffWorker:
         super().__init__(*args, **kwargs)
         self._first_tokens: dict[str, str] = {}  # request_id: token, of the step under way
         self._payloads: dict[str, bytes] = {}  # of receives that ended, for the scheduler
+        self._begin_telling: BeginTelling | None = None
 
     def flush_chunks(self) -> None:
         """Hand the chunks of the last step over."""
@@ -34,6 +42,23 @@ class HandOffWorker:
     def first_tokens_awaited(self) -> dict[str, str]:
         """The requests whose first token the step under way samples and that promise a hand-off."""
         return self._first_tokens
+
+    def on_first_tokens(self, begin_telling: BeginTelling) -> None:
+        """Have first tokens told as soon as the device has them, which is before their drafts are made."""
+        self._begin_telling = begin_telling
+
+    def sampled(self, request_ids: list[str], token_ids: torch.Tensor) -> None:
+        """The first tokens of all that are awaited: [len(request_ids)], on the device."""
+        if self._begin_telling is None:
+            return
+        tell, copied = self._begin_telling(request_ids), copy_to_host(token_ids)
+        self.once_computed(lambda: tell(copied.tolist()))
+
+    def once_computed(self, apply: Callable[[], None]) -> None:
+        """Run it when the device has done what was launched so far; not on this thread, except on CPU."""
+        with self._writer.lock:
+            self._writer.steps.put(apply, record_event(self.device_type))
+        self._push_writer_wake.set()
 
     def hand_over(self, request_ids: list[str], token_ids: torch.Tensor) -> None:
         """What was sampled and drafted for them: [len(request_ids), 1 + K], on the device.
@@ -44,17 +69,15 @@ class HandOffWorker:
         tokens, self._first_tokens = self._first_tokens, {}
         copied = copy_to_host(token_ids)
         rows = [(request_id, tokens[request_id]) for request_id in request_ids]
-        with self._writer.lock:
-            self._writer.steps.put(partial(self._sampled, rows, copied), record_event(self.device_type))
+        self.once_computed(partial(self._note, rows, copied))
         self.flush_chunks()
-        self._push_writer_wake.set()
 
     def take_payloads(self) -> dict[str, bytes]:
         """Decode: what came with the KV of receives that ended since the last call."""
         payloads, self._payloads = self._payloads, {}
         return payloads
 
-    def _sampled(self, rows: list[tuple[str, str]], token_ids: torch.Tensor) -> None:
+    def _note(self, rows: list[tuple[str, str]], token_ids: torch.Tensor) -> None:
         now = time.monotonic()
         for (request_id, token), (first, *drafts) in zip(rows, token_ids.tolist(), strict=True):
             try:

@@ -72,6 +72,7 @@ class SimulatedPrefill(SimulatedEngine):
             for row in done:
                 self._pushes[local_rank].computed(row)
             if done:
+                self.emit(local_rank, [_early(row) for row in done if row.leg.hand_off])
                 self.emit(local_rank, [_output(row) for row in done])
 
     def take(self, row: Row, local_rank: int) -> None:
@@ -105,6 +106,13 @@ class _Releaser:
     def __call__(self, row: Row) -> None:
         self._rank.pool.release(row.holding)
         self._engine.wake()
+
+
+def _early(row: Row) -> EngineCoreOutput:
+    """A promised token is told before the end of its leg (lockstep/node/first_tokens.py)."""
+    output = _output(row)
+    output.finish_reason, output.events = None, list(row.events)
+    return output
 
 
 def _output(row: Row) -> EngineCoreOutput:

@@ -80,6 +80,9 @@ class Connector:
     def lockstep_on_news(self, wake: Any) -> None:
         self._wake = wake
 
+    def lockstep_on_first_tokens(self, begin_telling: Any) -> None:
+        """Decode samples none."""
+
     def lockstep_has_news(self) -> bool:
         with self._lock:
             report = self._receiver._report

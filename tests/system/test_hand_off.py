@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
-from system.harness import Stack, complete_all, completion_body
+from system.harness import Stack, complete_all, completion_body, scrape
 from system.prompts import prompts
 from system.servers import run_proxy
 from system.streams import stream_completion
@@ -37,6 +37,21 @@ async def test_decode_begins_with_more_than_a_token(stack: Stack) -> None:
     assert sum(first_steps) / len(first_steps) > 1.5
     stack.wait_idle()
     assert decode_total(stack, "lockstep_decode_hand_offs_total") - before == len(bodies)
+
+
+async def test_first_tokens_do_not_wait_for_the_drafts(stack: Stack) -> None:
+    """All are told within their step, but for those with logprobs and of answers that end with them."""
+
+    def early() -> float:
+        return sum(scrape(stack.url, "lockstep_proxy_early_first_tokens_total").values())
+
+    before = early()
+    some = prompts([20, 128, 300, 700] * 2, seed=24)
+    await complete_all(stack.url, [completion_body(prompt) for prompt in some], 4)
+    assert early() - before == len(some)
+    others = [completion_body(some[0], max_tokens=1), completion_body(some[1], logprobs=1)]
+    await complete_all(stack.url, others, 2)
+    assert early() - before == len(some)
 
 
 async def test_no_arrival_is_padded(stack: Stack) -> None:

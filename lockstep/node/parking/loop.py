@@ -16,6 +16,7 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
+from lockstep.node.first_tokens import FirstTokens
 from lockstep.node.kv_events.engine_tap import tap_of
 from lockstep.node.parking.scheduler import ParkingScheduler
 
@@ -32,7 +33,7 @@ class Parking:
 
     Besides vLLM's methods its connector has, on the worker's side, `lockstep_has_news`, whether
     `get_transfer_results` would say something new, and `lockstep_on_news`, which takes what to call, on any
-    thread, after each piece of news.
+    thread, after each piece of news; and `lockstep_on_first_tokens`, which takes `FirstTokens.begin`.
     """
 
     def __init__(self, core: Any) -> None:
@@ -46,6 +47,7 @@ class Parking:
         if self._connector is not None:
             wake = (EngineCoreRequestType.WAKEUP, None)
             self._connector.lockstep_on_news(lambda: core.input_queue.put_nowait(wake))
+            self._connector.lockstep_on_first_tokens(FirstTokens(core).begin)
         if self._in_group:
             self._scheduler.lockstep_on_work = self._start_wave
 

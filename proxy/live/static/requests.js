@@ -50,7 +50,7 @@ export function pushes() {
   for (const row of choices.values()) {
     const live = row.outcome ? undefined : row.attempts[row.attempts.length - 1];
     if (!live || live.end) continue;
-    if (live.phase === "dispatched") pair(live).computing += 1;
+    if (live.phase === "dispatched" || live.phase === "sampled") pair(live).computing += 1;
     if (live.phase === "prefilled") pair(live).pushing += 1;
   }
   for (const { at, attempt } of arrivals) {
@@ -87,7 +87,7 @@ function cellsOf(row) {
   const kvMs = attempt?.arrived_ms != null && attempt.prefilled_ms != null ? attempt.arrived_ms - attempt.prefilled_ms : null;
   return [
     row.request_id,
-    row.outcome || (attempt ? { dispatched: "prompt", prefilled: "KV push", streaming: "decode" }[attempt.phase] : "queued"),
+    row.outcome || (attempt ? { dispatched: "prompt", sampled: "drafts", prefilled: "KV push", streaming: "decode" }[attempt.phase] : "queued"),
     whole(row.prompt_tokens),
     whole(row.output_tokens),
     milliseconds(row.ttft_ms),

@@ -75,6 +75,9 @@ class Behaviour:
     """How the next legs end, one each: after at least so many new tokens, and with what."""
     ignores_aborts: bool = False
     pause_after_tokens: int | None = None
+    """On prefill 1 is after its token was told, and before its leg ends."""
+    tells_early: bool = True
+    """Prefill tells its token before its leg ends, where that is all that the first output says."""
     go: asyncio.Event = field(default_factory=asyncio.Event)
     ready: bool = True
     status_never: bool = False

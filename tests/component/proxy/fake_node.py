@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import grpc.aio
+import msgspec
 from component.proxy.fake_legs import (
     CACHED_TOKENS,
     CLOCK_SKEW_S,
@@ -287,6 +288,12 @@ class FakeNode(lockstep_pb2_grpc.NodeServicer):
             new_prompt_logprobs_tensors=prompt_logprobs(prompt, params.prompt_logprobs),
         )
         output.new_logprobs = logprobs(output.new_token_ids, params)
+        nothing_else = params.logprobs is None and params.prompt_logprobs is None
+        if leg.hand_off and self.set.tells_early and nothing_else:
+            early = msgspec.structs.replace(output, finish_reason=None, events=first_events())
+            self._step(out, leg.rank, early)
+            if self.set.pause_after_tokens == 1:
+                await self._pause()
         if self.set.ends:
             end_with(output, self.set.ends.pop(0)[1])
         self._finish(leg)

@@ -5,12 +5,14 @@ decode begins after it.
 """
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 from component.proxy.fake_legs import CACHED_TOKENS
 from component.proxy.stack import Stack, events, until
 from component.proxy.test_attempts import ASK, PROMPT, ask, attempts, carried, nothing_is_left
+from vllm.v1.engine import FinishReason
 
 from lockstep.bounce import Bounce
 
@@ -19,6 +21,11 @@ def hand_offs(stack: Stack) -> dict[str, int]:
     """First tokens by what became of them, without the zeros."""
     counted = stack.client.flow.metrics.hand_offs.collect()[0].samples
     return {s.labels["outcome"]: int(s.value) for s in counted if s.name.endswith("_total") and s.value}
+
+
+def early(stack: Stack) -> int:
+    """Tokens passed on before their prefill leg ended."""
+    return int(stack.client.flow.metrics.early_first_tokens.collect()[0].samples[0].value)
 
 
 async def test_first_token_goes_out_before_decode_has_any(stack: Stack) -> None:
@@ -93,4 +100,48 @@ async def test_next_attempt_carries_the_token_that_was_passed_on(stack: Stack, a
     assert carried(stack.prefill[0]) == carried(stack.decode[0]) == [0, each, 2 * each]
     assert sum(attempts(stack).values()) == 3
     assert hand_offs(stack) == {"passed_on": 3}
+    await nothing_is_left(stack)
+
+
+async def test_first_token_goes_out_before_prefill_has_made_drafts(stack: Stack) -> None:
+    """While its leg still runs; the leg's end says the token again, and the stream has it once."""
+    stack.prefill[0].set.pause_after_tokens = 1
+    async with stack.http.stream("POST", "/v1/completions", json={**ASK, "stream": True}) as answer:
+        lines = (line async for line in answer.aiter_lines() if line.startswith("data: {"))
+        assert '"text":"The"' in await asyncio.wait_for(anext(lines), 5)
+        assert (hand_offs(stack), early(stack)) == ({"passed_on": 1}, 1)
+        stack.prefill[0].set.go.set()
+        rest = [json.loads(line.removeprefix("data: ")) async for line in lines]
+    assert "The" + "".join(event["choices"][0]["text"] for event in rest) == PROMPT
+    assert (hand_offs(stack), early(stack)) == ({"passed_on": 1}, 1)
+    await nothing_is_left(stack)
+
+
+async def test_prefill_that_tells_nothing_early(stack: Stack) -> None:
+    """A node of several processes: the token comes with the leg's end."""
+    stack.prefill[0].set.tells_early = False
+    _, body = await ask(stack)
+    assert body["choices"][0]["text"] == PROMPT
+    assert (hand_offs(stack), early(stack)) == ({"passed_on": 1}, 0)
+
+
+@pytest.mark.parametrize("end", [FinishReason.ABORT, FinishReason.ERROR])
+async def test_prefill_that_fails_after_its_token(stack: Stack, end: FinishReason) -> None:
+    """The client has it, so that the next attempt carries it."""
+    stack.prefill[0].set.ends = [(0, end)]
+    _, stream = await events(stack, "/v1/completions", {**ASK, "stream": True})
+    assert "".join(event["choices"][0]["text"] for event in stream) == PROMPT
+    assert carried(stack.prefill[0]) == carried(stack.decode[0]) == [0, 1]
+    assert (hand_offs(stack), early(stack)) == ({"passed_on": 2}, 2)
+    await nothing_is_left(stack)
+
+
+async def test_client_that_leaves_between_the_token_and_the_legs_end(stack: Stack) -> None:
+    """Both legs are told."""
+    stack.prefill[0].set.pause_after_tokens = 1
+    async with stack.http.stream("POST", "/v1/completions", json={**ASK, "stream": True}) as answer:
+        await asyncio.wait_for(anext(answer.aiter_lines()), 5)
+    leg = stack.decode_leg().request_id
+    for node in (stack.prefill[0], stack.decode[0]):
+        await until(lambda node=node: leg in node.aborted, f"{node.role} is told")
     await nothing_is_left(stack)

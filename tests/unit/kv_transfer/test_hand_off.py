@@ -1,6 +1,7 @@
 """The hand-off's parts: its bytes, whose first token a step samples, and what several workers were told."""
 
 import struct
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +14,14 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from kv_transfer.handoff import codec, runner, worker_meta
+from kv_transfer.handoff import worker as handoff_worker
 from kv_transfer.handoff.codec import HandOff, HandOffError
 from kv_transfer.handoff.runner import HandOffRunnerMixin
 from kv_transfer.handoff.sampling import FirstTokenTracker
 from kv_transfer.handoff.worker import HandOffWorker
 from kv_transfer.handoff.worker_meta import HandOffWorkerMetadata
 from kv_transfer.notices import MAX_PAYLOAD_BYTES
+from kv_transfer.step_queue import StepQueue
 from lockstep.node.config import NodeConfig
 from prefill_node.gpu_worker import PrefillGpuModelRunner, PrefillGpuWorker
 from prefill_node.service import GPU_WORKER, ROLE
@@ -118,12 +121,14 @@ class _Vllm:
         self.input_batch = SimpleNamespace(req_id_to_index={"x": 0, "r": 1})
         self._draft_token_ids = drafts
 
-    def _bookkeeping_sync(self, scheduler_output: Any, sampler_output: Any, *args: Any) -> str:
-        return "booked"
+    def _sample(self, logits: Any, spec_decode_metadata: Any) -> Any:
+        sampled = torch.tensor([[4, -1, -1], [6, -1, -1]], dtype=torch.int32)
+        return SimpleNamespace(sampled_token_ids=sampled)
 
     def sample_tokens(self, grammar_output: Any) -> str:
-        sampled = torch.tensor([[4, -1, -1], [6, -1, -1]], dtype=torch.int32)
-        assert self._bookkeeping_sync(None, SimpleNamespace(sampled_token_ids=sampled), None) == "booked"
+        self._draft_token_ids, drafts = None, self._draft_token_ids
+        assert self._sample(None, None).sampled_token_ids.shape == (2, 3)
+        self._draft_token_ids = drafts
         return "output"
 
 
@@ -134,10 +139,15 @@ class _Runner(HandOffRunnerMixin, _Vllm):
 class _Worker(HandOffWorker):
     def __init__(self, awaited: dict[str, str]) -> None:
         self.awaited = awaited
+        self.told: list[tuple[list[str], list[int]]] = []
         self.handed: list[tuple[list[str], list[list[int]]]] = []
 
     def first_tokens_awaited(self) -> dict[str, str]:
         return self.awaited
+
+    def sampled(self, request_ids: list[str], token_ids: torch.Tensor) -> None:
+        assert not self.handed, "the drafts were made first"
+        self.told.append((request_ids, token_ids.tolist()))
 
     def hand_over(self, request_ids: list[str], token_ids: torch.Tensor) -> None:
         self.handed.append((request_ids, token_ids.tolist()))
@@ -155,6 +165,7 @@ def test_runner_hands_over_what_it_sampled_and_drafted(monkeypatch: pytest.Monke
     worker = connect(monkeypatch, {"r": TOKEN})
     made = _Runner(torch.tensor([[1, 2], [8, 9]], dtype=torch.int32))
     assert made.sample_tokens(None) == "output"
+    assert worker.told == [(["r"], [6])]
     assert worker.handed == [(["r"], [[6, 8, 9]])]
 
 
@@ -169,7 +180,38 @@ def test_runner_hands_over_nothing_that_is_not_awaited(monkeypatch: pytest.Monke
     """A decode rank, or a step that completes no prompt."""
     worker = connect(monkeypatch, {})
     assert _Runner(None).sample_tokens(None) == "output"
-    assert worker.handed == []
+    assert worker.handed == worker.told == []
+
+
+class _Device:
+    """Has done what was launched once the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done = False
+        monkeypatch.setattr(handoff_worker, "record_event", lambda device_type: lambda: self.done)
+
+
+def test_first_tokens_are_told_when_the_device_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is told beside them is looked up within the step; nothing waits for the device there."""
+    device, writer = _Device(monkeypatch), SimpleNamespace(lock=threading.Lock(), steps=StepQueue())
+    made = HandOffWorker()
+    made.device_type, made._writer, made._push_writer_wake = "x", writer, threading.Event()  # type: ignore[assignment]
+    begun: list[list[str]] = []
+    told: list[list[int]] = []
+
+    def begin(request_ids: list[str]) -> Any:
+        begun.append(request_ids)
+        return told.append
+
+    made.sampled(["a"], torch.tensor([1]))  # nobody asked to be told
+    made.on_first_tokens(begin)
+    made.sampled(["a", "b"], torch.tensor([6, 7], dtype=torch.int32))
+    assert made._push_writer_wake.is_set()
+    writer.steps.advance()
+    assert (begun, told) == ([["a", "b"]], [])
+    device.done = True
+    writer.steps.advance()
+    assert told == [[6, 7]]
 
 
 def test_runner_leaves_other_connectors_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,17 @@
 """The vLLM code that the hand-off relies on is still as docs/vllm-surface.md says."""
 
 import inspect
+import re
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlBaseConnector
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.utils import check_stop
-from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_input_batch import InputBatch
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
@@ -19,18 +21,19 @@ def source(function: object) -> str:
     return inspect.getsource(function)  # type: ignore[arg-type]
 
 
-def test_runner_books_its_tokens_after_it_drafted() -> None:
-    """`_bookkeeping_sync` is given the tokens; the drafts stay with the runner; the save comes last."""
-    parameters = list(inspect.signature(GPUModelRunner._bookkeeping_sync).parameters)
-    assert parameters[1:3] == ["scheduler_output", "sampler_output"]
+def test_runner_samples_before_it_drafts() -> None:
+    """`_sample` gives the tokens; the drafts stay with the runner; the save comes last."""
+    parameters = list(inspect.signature(GPUModelRunner._sample).parameters)
+    assert parameters == ["self", "logits", "spec_decode_metadata"]
+    assert "_sample" not in vars(CPUModelRunner)
     assert list(inspect.signature(GPUModelRunner.sample_tokens).parameters) == ["self", "grammar_output"]
     body = source(GPUModelRunner.sample_tokens)
     places = [
         body.index(text)
         for text in (
+            "sampler_output = self._sample(logits, spec_decode_metadata)",
             "self._draft_token_ids = None",
             "self._draft_token_ids = self.propose_draft_token_ids(",
-            "self._bookkeeping_sync(",
             "self.finalize_kv_connector()",
         )
     ]
@@ -41,6 +44,32 @@ def test_runner_finds_rows_and_the_connectors_worker() -> None:
     """By request id, and by the name that every connector over NIXL has."""
     assert "self.req_id_to_index: dict[str, int] = {}" in source(InputBatch.__init__)
     assert "self.connector_worker: " in source(NixlBaseConnector.__init__)
+
+
+def test_what_a_step_gives_out_beside_its_tokens() -> None:
+    """A first token that is told within the step has all of it that a client's first output can have."""
+    update = source(Scheduler.update_from_output)
+    output = update[update.index("                    EngineCoreOutput(") :]
+    given = set(re.findall(r"^ {24}(\w+)=", output[: output.index("else:")], re.MULTILINE))
+    told = {"request_id", "new_token_ids", "events", "prefill_stats"}
+    at_an_end = {"finish_reason", "stop_reason", "spec_decode_metrics", "kv_transfer_params"}
+    where_asked_for = {
+        "new_logprobs",
+        "new_sampling_mask",
+        "new_prompt_logprobs_tensors",
+        "prompt_token_id_logprobs",
+        "routed_experts",
+        "num_nans_in_logits",
+    }
+    left_out = {"trace_headers", "pooling_output", "ec_transfer_params"}  # the proxy's own; not served
+    assert given == told | at_an_end | where_asked_for | left_out
+    assert "self.aux_output_connector.take_output(" in update
+    assert "if self.return_sampling_mask:" in update
+    assert "if envs.VLLM_COMPUTE_NANS_IN_LOGITS:" in source(GPUModelRunner._bookkeeping_sync)
+    assert "self.kv_cache_manager.estimate_cached_tokens(request)" in update
+    assert "outputs[request.client_index].append(" in update
+    assert "self.output_queue.put_nowait(output)" in source(EngineCoreProc._process_engine_step)
+    assert "eco.weight_version = self._weight_version" in source(EngineCore._attach_weight_version)
 
 
 def test_without_a_drafter_the_runner_saves_before_it_samples() -> None:

@@ -41,9 +41,11 @@ def flight(num_ranks: int = 1, *, hand_off: bool = False, **params: object) -> F
 
 def attempt_at(phase: Phase) -> Attempt:
     """One that has come so far."""
-    made = flight().attempt
+    made = flight(hand_off=phase is Phase.SAMPLED).attempt
     assert made is not None
-    if phase is not Phase.DISPATCHED:
+    if phase is Phase.SAMPLED:
+        made.on_output("prefill", early_token(), OFFSET_S)
+    elif phase is not Phase.DISPATCHED:
         made.on_output("prefill", prefill_end(), OFFSET_S)
     if phase is Phase.STREAMING:
         made.on_output("decode", decode_step(), OFFSET_S)
@@ -56,6 +58,12 @@ def prefill_end(reason: FinishReason = FinishReason.LENGTH) -> EngineCoreOutput:
     return EngineCoreOutput(
         "leg", [9], finish_reason=reason, events=[event], prefill_stats=PrefillStats(2, 1, 1, 1)
     )
+
+
+def early_token(token: int = 9) -> EngineCoreOutput:
+    """What `prefill_end` gives again, told before it."""
+    event = EngineCoreEvent(EngineCoreEventType.SCHEDULED, 1005.0)
+    return EngineCoreOutput("leg", [token], events=[event], prefill_stats=PrefillStats(2, 1, 1, 1))
 
 
 def decode_step(*tokens: int, **fields: object) -> EngineCoreOutput:

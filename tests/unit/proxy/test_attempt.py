@@ -8,7 +8,9 @@ from unit.proxy.attempts_for_tests import (
     attempt_at,
     bounced,
     decode_step,
+    early_token,
     ended,
+    flight,
     prefill_end,
 )
 from vllm.v1.engine import FinishReason
@@ -28,7 +30,7 @@ from lockstep.errors import (
 from proxy.attempt import Attempt, Phase
 from proxy.metrics import AttemptReason
 
-D, P, S = Phase.DISPATCHED, Phase.PREFILLED, Phase.STREAMING
+D, E, P, S = Phase.DISPATCHED, Phase.SAMPLED, Phase.PREFILLED, Phase.STREAMING
 R = AttemptReason
 
 Event = Callable[[Attempt], object]
@@ -71,7 +73,7 @@ def decode_down(attempt: Attempt) -> None:
 REFUSED = UnavailableError("not ready")
 
 TABLE: dict[str, tuple[Event, Result, Result, Result]] = {
-    # event: what it comes to while dispatched, prefilled, streaming
+    # event: what it comes to while dispatched or sampled, prefilled, streaming
     "prefill ends by length": (prefill(FinishReason.LENGTH), P, P, S),
     "prefill is stopped": (prefill(FinishReason.ABORT), R.PREFILL_LOST, P, S),
     "prefill fails": (prefill(FinishReason.ERROR), R.PREFILL_FAILED, P, S),
@@ -105,12 +107,14 @@ TABLE: dict[str, tuple[Event, Result, Result, Result]] = {
 }
 
 
-@pytest.mark.parametrize("column", range(3), ids=("dispatched", "prefilled", "streaming"))
+@pytest.mark.parametrize(("phase", "column"), [(D, 0), (E, 0), (P, 1), (S, 2)])
 @pytest.mark.parametrize("event", TABLE)
-def test_each_event_in_each_phase(event: str, column: int) -> None:
+def test_each_event_in_each_phase(event: str, phase: Phase, column: int) -> None:
     """The whole table; there is no fourth outcome."""
     act, *results = TABLE[event]
-    attempt, wanted = attempt_at((D, P, S)[column]), results[column]
+    attempt, wanted = attempt_at(phase), results[column]
+    if wanted is D:
+        wanted = phase
     if isinstance(wanted, Phase):
         act(attempt)
         assert (attempt.phase, attempt.end) == (wanted, None)
@@ -145,6 +149,39 @@ def test_prefills_own_output_is_not_passed_on() -> None:
     """Neither its token nor its finish."""
     attempt = attempt_at(D)
     assert attempt.on_output("prefill", prefill_end(), OFFSET_S) == []
+
+
+def test_token_that_is_told_early_is_passed_on_once() -> None:
+    """Prefill tells it again at its leg's end, and after a preemption before that."""
+    attempt = flight(hand_off=True).attempt
+    assert attempt is not None
+    early = early_token()
+    assert attempt.on_output("prefill", early, OFFSET_S) == [early]
+    assert (attempt.prefill_scheduled_s, attempt.first_output_s > 0) == (5.0, True)
+    held = decode_step()
+    assert attempt.on_output("decode", held, OFFSET_S) == []
+    assert attempt.on_output("prefill", early_token(), OFFSET_S) == []
+    assert attempt.on_output("prefill", prefill_end(), OFFSET_S) == [held]
+    assert attempt.phase is S
+
+
+def test_token_that_comes_early_is_held_back_where_decode_samples_its_own() -> None:
+    """There it is none of the client's."""
+    attempt = attempt_at(D)
+    assert attempt.on_output("prefill", early_token(), OFFSET_S) == []
+    assert attempt.phase is D
+
+
+def test_leg_that_sampled_anew_is_not_gone_on_from() -> None:
+    """The client has another token than the one that decode would go on from."""
+    attempt = attempt_at(E)
+    assert attempt.on_output("decode", decode_step(), OFFSET_S) == []
+    attempt.on_output("prefill", early_token(8), OFFSET_S)
+    other = prefill_end()
+    other.new_token_ids = [8]
+    assert attempt.on_output("prefill", other, OFFSET_S) == []
+    assert attempt.end is not None
+    assert (attempt.end.reason, attempt.end.failed) == (R.PREEMPTED, ())
 
 
 def test_decode_that_overtakes_prefill_is_held_in_order() -> None:

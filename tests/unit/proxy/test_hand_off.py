@@ -3,7 +3,15 @@
 from typing import Any
 
 import pytest
-from unit.proxy.attempts_for_tests import FRONT_ID, OFFSET_S, decode_step, flight, prefill_end, request
+from unit.proxy.attempts_for_tests import (
+    FRONT_ID,
+    OFFSET_S,
+    decode_step,
+    early_token,
+    flight,
+    prefill_end,
+    request,
+)
 from vllm.sampling_params import RepetitionDetectionParams, SamplingParams
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, FinishReason
 
@@ -90,6 +98,41 @@ def test_prefills_token_is_the_clients_first_output() -> None:
     (second,) = made.on_output("decode", decode_step(), OFFSET_S)
     assert (second.new_token_ids, second.events, second.prefill_stats) == ([4, 5], None, None)
     assert made.output_token_ids == [9, 4, 5]
+
+
+def test_token_that_is_told_early_is_the_clients_first_output() -> None:
+    """With its events and cached tokens; the leg's end adds nothing, and decode's outputs follow."""
+    made = flight(hand_off=True)
+    (first,) = made.on_output("prefill", early_token(), OFFSET_S)
+    assert (first.request_id, first.new_token_ids, first.finish_reason) == (FRONT_ID, [9], None)
+    assert [event.type for event in first.events] == [
+        EngineCoreEventType.QUEUED,
+        EngineCoreEventType.SCHEDULED,
+    ]
+    assert first.prefill_stats.num_cached_tokens == 1
+    assert made.on_output("decode", decode_step(), OFFSET_S) == []
+    (second,) = made.on_output("prefill", prefill_end(), OFFSET_S)
+    assert (second.new_token_ids, second.events, second.prefill_stats) == ([4, 5], None, None)
+    assert made.output_token_ids == [9, 4, 5]
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 1}, {"stop_token_ids": [9]}], ids=str)
+def test_answers_last_token_comes_with_its_end(params: dict[str, Any]) -> None:
+    """It is not told early: the front end takes what follows an end for another answer."""
+    made = flight(hand_off=True, **params)
+    assert made.on_output("prefill", early_token(), OFFSET_S) == []
+    (only,) = made.on_output("prefill", prefill_end(), OFFSET_S)
+    assert only.new_token_ids == [9]
+    assert only.finish_reason is not None
+
+
+def test_next_attempt_carries_a_token_that_was_told_early() -> None:
+    """Its prefill is lost before its leg ended."""
+    made = flight(hand_off=True)
+    made.on_output("prefill", early_token(), OFFSET_S)
+    made.attempt.on_loss("prefill")
+    made.attempt_over()
+    assert (made.output_token_ids, made.tokens) == ([9], made.prompt_tokens + 1)
 
 
 def test_decode_that_is_heard_of_first_waits() -> None:

@@ -23,6 +23,7 @@ def prefill_events(world: World, leg: Leg) -> list[Event]:
     return [
         *[lambda: world.prefilled(leg)] * 6,
         *[lambda: world.pushed.add(leg.leg_id)] * 3,  # decode may then be heard of first
+        *[lambda: world.sampled(leg)] * 3 * leg.hand_off,
         lambda: world.output(leg, [], FinishReason.ERROR),
         lambda: world.output(leg, [], FinishReason.ABORT),
         *(lambda error=error: world.refuse(leg, error) for error in ERRORS),

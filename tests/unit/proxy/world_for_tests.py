@@ -178,6 +178,10 @@ class World:
     def bounce(self, leg: Leg, bounce: Bounce) -> None:
         self.output(leg, [], FinishReason.ABORT, str(bounce))
 
+    def sampled(self, leg: Leg) -> None:
+        """Prefill tells a promised token; it goes on to the leg's end, which tells it again."""
+        self.output(leg, [answer(leg.choice)[len(leg.carried)]])
+
     def prefilled(self, leg: Leg) -> None:
         self.pushed.add(leg.leg_id)
         token = answer(leg.choice)[len(leg.carried)] if leg.hand_off else NOT_FOR_CLIENTS

@@ -1,6 +1,8 @@
 """Where the sockets of vLLM's processes lie, and that they go with the node."""
 
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +35,27 @@ def test_vllms_sockets_go_with_the_node(temporary_folder: Path) -> None:
     socket.touch()
     ipc_folder.remove()
     assert [path.name for path in temporary_folder.iterdir()] == ["somebody-elses"]
+
+
+def test_what_a_killed_node_left_goes_when_the_next_one_starts(
+    temporary_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folders of two nodes that live stay, and one that is being made."""
+    script = "from lockstep.node import ipc_folder; ipc_folder.make(); print(1, flush=True); input()"
+    command = [sys.executable, "-P", "-c", script]
+    environment = {**os.environ, "TMPDIR": str(temporary_folder)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as node:
+        assert node.stdout is not None
+        assert node.stdout.readline() == b"1\n"
+        (left,) = temporary_folder.iterdir()
+        (temporary_folder / f"{ipc_folder.prefix(1)}new").mkdir()
+        ipc_folder.make()
+        assert len(list(temporary_folder.iterdir())) == 3
+        node.kill()
+    monkeypatch.delenv(ipc_folder.VARIABLE)
+    ipc_folder.make()
+    assert not left.exists()
+    assert len(list(temporary_folder.iterdir())) == 3
 
 
 def test_a_folder_that_the_user_set_stays(temporary_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

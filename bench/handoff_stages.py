@@ -1,4 +1,4 @@
-"""Owns the stages of the hand-over: what lies between prefill's first token and decode's first step."""
+"""Owns the stages of the hand-over: what lies between prefill's drafts and decode's first step."""
 
 import json
 import statistics
@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-PREFILL = ("sampled", "staged", "posting", "posted", "written", "telling")
+PREFILL = ("sampled", "drafted", "staged", "posting", "posted", "written", "telling")
 DECODE = ("seen", "admitted", "first_step", "first_token")
 STAGES = PREFILL + DECODE
 """As `observer/stages_plugin.py` notes them."""
 
 ROWS = (
-    "sampled to staged",
+    "drafted to staged",
     "staged to write posted",
     "wire: write",
     "write done to looked at",
@@ -92,7 +92,7 @@ def table(hand_overs: Sequence[HandOver], wire: Sequence[tuple[float, float]]) -
     for one, (write_s, notice_s) in zip(hand_overs, wire, strict=True):
         seen_to_admitted = one.between("seen", "admitted")
         parts = (
-            one.between("sampled", "staged"),
+            one.between("drafted", "staged"),
             one.between("staged", "posting"),
             one.between("posting", "posted") + write_s,
             one.between("posted", "written") - write_s,

@@ -5,8 +5,9 @@ code does without. It wraps methods of Lockstep and vLLM. One line of JSON for e
 STAGE_OBSERVER_DIR/<pid>.jsonl: [stage, request_id, seconds of the machine's monotonic clock], and for each
 step that runs the model ["ran", 0 or 1, start, end], 1 for a dummy step. Stages, in order:
 
-    sampled    prefill has the first token and the drafts
-    staged     they and the last chunk are with the writer thread
+    sampled    prefill has the first token
+    drafted    it has the drafts as well
+    staged     both and the last chunk are with the writer thread
     posting    NIXL is told to make the last write, which it may do at once
     posted     it returns
     written    the writer has seen that the write is done
@@ -59,7 +60,8 @@ def register() -> None:
 
     if STEPPING_ENV in os.environ:
         _step_as_vllm(PushWriter, LockstepPushWorker)
-    _before(HandOffWorker, "hand_over", lambda _, request_ids, *args: _note("sampled", *request_ids))
+    _before(HandOffWorker, "sampled", lambda _, request_ids, *args: _note("sampled", *request_ids))
+    _before(HandOffWorker, "hand_over", lambda _, request_ids, *args: _note("drafted", *request_ids))
     _after(PrefillLedger, "computed", lambda _, request_id, *args: _note("staged", request_id))
     _before(Transfers, "post", lambda _, write: _posting.append(write.request_id))
     _before(nixl_agent, "transfer", lambda *args: _note("posting", *_posting[-1:]))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-TIMES_MS = (0, 1, 2, 4, 7, 8, 12, 18, 19, 39)
+TIMES_MS = (-18, 0, 1, 2, 4, 7, 8, 12, 18, 19, 39)
 """Of the stages, in order."""
 
 
@@ -27,17 +27,17 @@ def record(stages: Any, directory: Path, ran: list[list[object]]) -> None:
     """One hand-over whose decode engine also made these steps; a chunk was posted and written before."""
     at = [(stage, ms / 1000) for stage, ms in zip(stages.STAGES, TIMES_MS, strict=True)]
     early: list[list[object]] = [["staged", "a", -0.5], ["posted", "a", -0.5], ["written", "a", -0.4]]
-    write(directory, "1", [*early, *([stage, "a", when] for stage, when in at[:6])])
-    write(directory, "2", [*([stage, "a", when] for stage, when in at[6:]), *ran])
+    write(directory, "1", [*early, *([stage, "a", when] for stage, when in at[:7])])
+    write(directory, "2", [*([stage, "a", when] for stage, when in at[7:]), *ran])
 
 
 def test_idle_time_is_what_is_neither_wire_nor_model_nor_a_running_step(stages: Any, tmp_path: Path) -> None:
-    """Sampled at 0, first step at 19 ms; a step of others runs until 4 ms after the notice was seen."""
+    """Drafted at 0, first step at 19 ms; a step of others runs until 4 ms after the notice was seen."""
     record(stages, tmp_path, [["ran", 0, 0.0, 0.016], ["ran", 1, 0.0, 0.018], ["ran", 0, 0.019, 0.039]])
     (one,) = stages.read(tmp_path, 5)
     rows = stages.table([one], [(0.002, 0.001)])
     expected = {
-        "sampled to staged": 1,
+        "drafted to staged": 1,
         "staged to write posted": 1,
         "wire: write": 4,
         "write done to looked at": 1,

@@ -102,7 +102,7 @@ def report(on: Mode, off: Mode) -> Figures:
         ("client TTFT, ms, median", on.median_ms("ttft_s"), off.median_ms("ttft_s")),
         ("whole answer, ms, median", on.median_ms("total_s"), off.median_ms("total_s")),
         (
-            "proxy knows prefill's token after, ms, median",
+            "proxy knows of the leg's end after, ms, median",
             statistics.median(on.prefilled_ms),
             statistics.median(off.prefilled_ms),
         ),

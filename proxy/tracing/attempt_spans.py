@@ -53,6 +53,8 @@ class AttemptSpans:
         failed = attempt.end
         if attempt.prefill_scheduled_s:
             self.prefill.add_event("scheduled", timestamp=wall_ns(attempt.prefill_scheduled_s))
+        if attempt.early_token_ids:
+            self.prefill.add_event("first token", timestamp=wall_ns(attempt.first_output_s))
         if self.decode_scheduled_s:
             self.decode.add_event("scheduled", timestamp=wall_ns(self.decode_scheduled_s))
         if attempt.arrived_s:

@@ -1,5 +1,6 @@
 """Traces of the proxy, as a collector receives them: whose child each span is, and what it says."""
 
+import asyncio
 import itertools
 import os
 from collections.abc import Iterator
@@ -85,6 +86,22 @@ async def test_the_push_lies_between_what_prefill_and_decode_report(
     assert abs(push.start_time_unix_nano - prefill.end_time_unix_nano) < 1e6
     assert abs(push.end_time_unix_nano - scheduled.time_unix_nano) < 1e6
     assert decode.start_time_unix_nano < push.end_time_unix_nano <= decode.end_time_unix_nano + 1e6
+
+
+async def test_prefills_span_has_the_first_token(traced: Stack, collector: OtlpReceiver) -> None:
+    """It goes out before the leg ends."""
+    trace_id = new_trace()
+    traced.prefill[0].set.pause_after_tokens = 1
+    asking = asyncio.create_task(
+        traced.http.post("/v1/completions", json=COMPLETION, headers=parent(trace_id))
+    )
+    await until(lambda: traced.prefill[0].num_paused, "prefill makes drafts")
+    await asyncio.sleep(0.05)
+    traced.prefill[0].set.go.set()
+    await asking
+    (prefill,) = (await spans_of(collector, trace_id))["prefill"]
+    (first,) = [event for event in prefill.events if event.name == "first token"]
+    assert prefill.start_time_unix_nano < first.time_unix_nano < prefill.end_time_unix_nano - 40e6
 
 
 async def test_each_node_gets_the_span_of_its_leg_as_parent(traced: Stack, collector: OtlpReceiver) -> None:

@@ -48,17 +48,17 @@ class PrefixHashes:
         self._tokens = tokens
         self._salt = salt
         self._chains: dict[tuple[str, str, int], _Chain] = {}
-        self._found: dict[int, tuple[int, int]] = {}
-        """By `CachedBlocks`: the version that was looked through, and the tokens found."""
+        self._found: dict[CachedBlocks, tuple[int, int]] = {}
+        """The version that was looked through, and the tokens found."""
 
     def cached_tokens(self, key: CompatibilityKey, cached: CachedBlocks | None) -> int:
         """How many tokens at the beginning a rank need not compute; 0 if it is not known what it has."""
         if not cached or not cached.keys or not key.hash_seed or not key.hash_algorithm or not key.block_size:
             return 0
-        version, tokens = self._found.get(id(cached), (-1, 0))
+        version, tokens = self._found.get(cached, (-1, 0))
         if version != cached.version:
             tokens = self._count(key, cached) * key.block_size
-            self._found[id(cached)] = cached.version, tokens
+            self._found[cached] = cached.version, tokens
         return tokens
 
     def _count(self, key: CompatibilityKey, cached: CachedBlocks) -> int:

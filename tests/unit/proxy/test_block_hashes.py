@@ -67,6 +67,23 @@ def test_hashes_are_those_of_vllm(
     assert PrefixHashes(TOKENS, "other").cached_tokens(key, cached(*keys)) == 0
 
 
+def test_a_cache_that_is_gone_is_not_taken_for_the_one_after_it() -> None:
+    """A node that comes back has a new one, which may well be where the old one was in memory."""
+    key = node("prefill", "p", hash_algorithm="sha256", hash_seed="s").key
+    whole = PrefixHashes(TOKENS)
+    first, second = (whole._chain(key).key(index) for index in range(2))
+    old = cached(first)
+    assert whole.cached_tokens(key, old) == BLOCK_TOKENS
+    place = id(old)
+    del old
+    others = [CachedBlocks(0)]
+    while id(others[-1]) != place and len(others) < 1000:
+        others.append(CachedBlocks(0))
+    new = others[-1]
+    assert new.take(frame(1, [first, second], snapshot=True))
+    assert whole.cached_tokens(key, new) == 2 * BLOCK_TOKENS
+
+
 def test_only_what_follows_on_the_beginning_counts() -> None:
     """Blocks behind a gap are of no use, and the last token is computed even where its block is there."""
     key = node("prefill", "p", hash_algorithm="sha256", hash_seed="s").key

@@ -71,8 +71,9 @@ class SimulatedPrefill(SimulatedEngine):
             done = rank.step()
             for row in done:
                 self._pushes[local_rank].computed(row)
+            if early := [_early(row) for row in done if row.leg.hand_off]:
+                self.emit(local_rank, early)
             if done:
-                self.emit(local_rank, [_early(row) for row in done if row.leg.hand_off])
                 self.emit(local_rank, [_output(row) for row in done])
 
     def take(self, row: Row, local_rank: int) -> None:
